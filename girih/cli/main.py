@@ -1,0 +1,43 @@
+"""The `girih` command: one file in this package per sub-command, found by name.
+
+A command file defines `command`, a function with typer annotations whose docstring is its help; it imports
+what is heavy (torch, tokenizers, numba) inside the function, so that `--help` and `plan` start at once.
+"""
+
+import importlib
+import sys
+
+import typer
+
+from girih import plugins
+from girih.errors import GirihError
+
+EXIT_BAD_INPUT = 2
+
+HELP = """Girih: an LLM inference engine whose KV cache is planned by the engine core.
+
+Not in this version: CUDA, LoRA, KV offload, multimodal input, embeddings.
+"""
+
+
+def build_app() -> typer.Typer:
+    """Collect the commands; every file of this package but this one is a command."""
+    app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    for name in plugins.available("girih.cli"):
+        if name != "main":
+            module = importlib.import_module(f"girih.cli.{name}")
+            app.command(name, no_args_is_help=True)(module.command)
+    return app
+
+
+def main() -> None:
+    """Run the command line; a `GirihError` is one line on stderr and exit code 2."""
+    try:
+        build_app()()
+    except GirihError as error:
+        print(f"girih: {error}", file=sys.stderr)
+        sys.exit(EXIT_BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""`EngineConfig`: everything a user may set, frozen and checked. A decision made later is a new value, never a write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from girih.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """The options of one engine; `LLM` and every command line build exactly this.
+
+    Args:
+        model: a directory in Hugging Face format, a .gguf file, or a name that `girih pull` knows.
+        dtype: "auto" (as the checkpoint says), "float32" or "bfloat16"; weights and KV cache.
+        max_model_len: longest request in tokens, or "auto": the longest that the model and memory allow.
+        kv_cache_memory_bytes: size of the KV cache pool; None measures what is free by a profile run.
+        memory_utilization: share of this machine's memory (or of its cgroup limit) the process may use in all.
+        max_num_seqs: requests computed at once.
+        max_num_batched_tokens: tokens computed in one step.
+        block_size: tokens per cache block; None takes the smallest multiple of 16 the backend supports.
+        enable_prefix_caching: reuse the cached KV of equal prefixes.
+        scheduling_policy: a file in `girih/sched/policies`.
+        executor: a file in `girih/executor`.
+        device: a file in `girih/device`.
+        attention_backend: a file in `girih/attention`.
+        seed: where the seeds of requests without one start.
+        check_invariants: run the cache manager's `check()` after every step (slow; tests and debugging).
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | str = "auto"
+    kv_cache_memory_bytes: int | None = None
+    memory_utilization: float = 0.5
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    block_size: int | None = None
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    executor: str = "uniproc"
+    device: str = "cpu"
+    attention_backend: str = "reference"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    seed: int = 0
+    check_invariants: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that no engine could run with, naming the option and what it takes."""
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size"):
+            _check_positive(name, getattr(self, name))
+        for name in ("block_size", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        if self.max_model_len != "auto":
+            _check_positive("max_model_len", self.max_model_len, or_else=' or "auto"')
+        if not 0 < self.memory_utilization <= 1:
+            raise ConfigError(f"memory_utilization={self.memory_utilization!r} must be above 0 and at most 1")
+        if self.dtype not in ("auto", "float32", "bfloat16"):
+            raise ConfigError(f"dtype={self.dtype!r} is not supported; choose auto, float32 or bfloat16")
+        if self.tensor_parallel_size * self.pipeline_parallel_size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size={self.tensor_parallel_size} with pipeline_parallel_size="
+                f"{self.pipeline_parallel_size} needs several workers; this version runs one: set both to 1"
+            )
+
+
+def _check_positive(name: str, value: object, or_else: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r} must be a whole number of at least 1{or_else}")

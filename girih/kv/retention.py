@@ -1,0 +1,73 @@
+"""Which tokens of a sequence a group of layers keeps, and for how long.
+
+A `Retention` is what `KVCacheSpec.retention_key(limit)` returns: a small frozen value that is both the
+key (equal retentions share one block table) and the behaviour (the planner and the manager ask it, and
+never ask a spec for its type). It knows no bytes. Each kind lives beside its spec in `kv/specs/`.
+
+All token counts may be ints or integer arrays; the arithmetic is the same, so that the manager asks for
+a whole batch at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# an int, or an int array with one element per row
+Count = TypeVar("Count", int, "np.ndarray")
+
+
+class Retention(ABC):
+    """A rule for which blocks of one sequence must be live; subclasses are frozen dataclasses."""
+
+    kind: ClassVar[str]
+    """The name in JSON and in reports, e.g. "full"."""
+
+    @abstractmethod
+    def live_range(
+        self, num_computed_tokens: Count, num_new_tokens: Count, block_size: int, num_lookahead_tokens: int = 0
+    ) -> tuple[Count, Count]:
+        """Say which blocks a step needs that computes `num_new_tokens` after `num_computed_tokens`.
+
+        Returns:
+            (first, last): block columns first..last-1 must have pages; all before `first` may be freed.
+        """
+
+    @abstractmethod
+    def blocks_held(self, num_tokens: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
+        """Count the live blocks of a sequence of `num_tokens` tokens in steady decode."""
+
+    @abstractmethod
+    def peak_blocks(self, num_tokens: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
+        """Count the most blocks a lone sequence holds at any step on its way to `num_tokens` tokens.
+
+        Steps compute at most up to the next block boundary, which is what the scheduler shrinks to
+        before it gives up (design section 5).
+        """
+
+    @abstractmethod
+    def hit_boundaries(self, cached: np.ndarray, block_size: int) -> np.ndarray:
+        """Say at which block boundaries a prefix can be reused.
+
+        Args:
+            cached: bool [num_blocks]; whether block i of the prompt is cached for this group.
+
+        Returns:
+            bool [num_blocks + 1]; element b tells whether the first b blocks can be taken as computed.
+            Element 0 is always True.
+        """
+
+    def table_width(self, max_model_len: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
+        """Return the columns of this group's block table."""
+        return -(-(max_model_len + num_lookahead_tokens) // block_size)
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return a few words for reports, e.g. "sliding window 512"."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return {"kind": ..., plus the dataclass fields}; the inverse is `specs.retention_from_json`."""
+        return {"kind": self.kind, **vars(self)}
