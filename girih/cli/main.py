@@ -20,20 +20,24 @@ Not in this version: CUDA, LoRA, KV offload, multimodal input, embeddings.
 """
 
 
-def build_app() -> typer.Typer:
-    """Collect the commands; every file of this package but this one is a command."""
+def build_app(called: str | None) -> typer.Typer:
+    """Collect the commands; every file of this package but this one is a command.
+
+    Args:
+        called: the first argument of the command line; if it names a command, only that one is imported.
+    """
     app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    for name in plugins.available("girih.cli"):
-        if name != "main":
-            module = importlib.import_module(f"girih.cli.{name}")
-            app.command(name, no_args_is_help=True)(module.command)
+    app.callback()(lambda: None)  # keeps a lone command a sub-command
+    names = [name for name in plugins.available("girih.cli") if name != "main"]
+    for name in [called] if called in names else names:
+        app.command(name, no_args_is_help=True)(importlib.import_module(f"girih.cli.{name}").command)
     return app
 
 
 def main() -> None:
     """Run the command line; a `GirihError` is one line on stderr and exit code 2."""
     try:
-        build_app()()
+        build_app(sys.argv[1] if len(sys.argv) > 1 else None)()
     except GirihError as error:
         print(f"girih: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)

@@ -1,16 +1,20 @@
 """`KVCacheConfig`: the finished plan of one worker's pool. Pure data, frozen, comparable, to and from JSON.
 
-    pool   |slab 0        |slab 1        | ...  |slab n-1      |null page|
-    slab   one group's pages at a time, e.g. 5 pages of group 0, or 1 page of group 1
-    page   |layer a|layer b|layer c|pad|     = page_stride_bytes; page i starts at i * page_stride_bytes
+pool   |slab 0        |slab 1        | ...  |slab n-1      |null page|
+slab   one group's pages at a time, e.g. 5 pages of group 0, or 1 page of group 1
+page   |layer a|layer b|layer c|pad|     = page_stride_bytes; page i starts at i * page_stride_bytes
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from girih.errors import PlanError
+from girih.kv import specs
 from girih.kv.retention import Retention
 from girih.kv.spec import KVCacheSpec
+from girih.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,15 @@ class KVCacheLayer:
     name: str
     spec: KVCacheSpec
     offset_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return {"name": self.name, "spec": specs.spec_to_json(self.spec), "offset_bytes": self.offset_bytes}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> KVCacheLayer:
+        """Make the layer that `to_json` wrote."""
+        return cls(**{**data, "spec": specs.spec_from_json(data["spec"])})
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,19 @@ class KVCacheGroupSpec:
     def layer_names(self) -> tuple[str, ...]:
         """Return the names of the group's layers, in model order."""
         return tuple(layer.name for layer in self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        layers = [layer.to_json() for layer in self.layers]
+        return {**vars(self), "retention": self.retention.to_json(), "layers": layers}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> KVCacheGroupSpec:
+        """Make the group that `to_json` wrote."""
+        retention = specs.retention_from_json(data["retention"])
+        return cls(
+            **{**data, "retention": retention, "layers": tuple(KVCacheLayer.from_json(item) for item in data["layers"])}
+        )
 
 
 @dataclass(frozen=True)
@@ -94,3 +120,36 @@ class KVCacheConfig:
     def null_block_id(self, group: int) -> int:
         """Return the id of the null page in group `group`: the one past its last page."""
         return self.num_blocks(group)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON values; the inverse is `from_json`."""
+        return {**vars(self), "groups": [group.to_json() for group in self.groups]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> KVCacheConfig:
+        """Make the plan that `to_json` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown.
+        """
+        try:
+            return cls(**{**data, "groups": tuple(KVCacheGroupSpec.from_json(group) for group in data["groups"])})
+        except (KeyError, TypeError) as error:
+            raise PlanError(f"this JSON is not a KV cache plan: {error}") from error
+
+    def describe(self) -> str:
+        """Return the plan in a few lines: the pool, then one line per group."""
+        if not self.groups:
+            return f"no KV cache; requests up to {self.max_model_len} tokens"
+        lines = [
+            f"{format_bytes(self.pool_bytes)} pool = {self.num_slabs} slabs of {format_bytes(self.slab_bytes)}; "
+            f"requests up to {self.max_model_len} tokens"
+        ]
+        for index, group in enumerate(self.groups):
+            num_layers = len(group.layers)
+            lines.append(
+                f"group {index}: {group.retention.describe()}, {num_layers} layer{'s' if num_layers > 1 else ''}, "
+                f"blocks of {group.block_size} tokens, pages of {format_bytes(group.page_size_bytes)}, "
+                f"{group.pages_per_slab} per slab, {self.num_blocks(index)} in all"
+            )
+        return "\n".join(lines)

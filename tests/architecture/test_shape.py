@@ -36,7 +36,9 @@ def test_files_classes_and_functions_stay_below_their_caps(path: Path) -> None:
 def test_nobody_asks_a_spec_or_a_retention_for_its_type(path: Path) -> None:
     if path.is_relative_to(ROOT / "kv" / "specs"):
         return
-    type_test = re.compile(r"(isinstance|issubclass)\([^)]*(Spec|Retention)\b|type\([^)]*\) (is|==) \w*(Spec|Retention)\b")
+    type_test = re.compile(
+        r"(isinstance|issubclass)\([^)]*(Spec|Retention)\b|type\([^)]*\) (is|==) \w*(Spec|Retention)\b"
+    )
     assert not type_test.search(path.read_text()), "ask the object, not its type"
 
 

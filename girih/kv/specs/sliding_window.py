@@ -1,0 +1,103 @@
+"""Sliding window attention: a token sees itself and the W - 1 tokens before it; older ones are freed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from girih.errors import PlanError
+from girih.kv.retention import Count, Retention
+from girih.kv.specs._attention import AttentionSpec
+from girih.kv.specs.full_attention import FullAttentionRetention
+from girih.units import cdiv
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class SlidingWindowRetention(Retention):
+    """Keeps the last `window` tokens; the query at position p reads positions p - window + 1 .. p.
+
+    Args:
+        window: tokens a query sees, itself included.
+    """
+
+    window: int
+
+    kind: ClassVar[str] = "sliding_window"
+
+    def live_range(
+        self, num_computed_tokens: Count, num_new_tokens: Count, block_size: int, num_lookahead_tokens: int = 0
+    ) -> tuple[Count, Count]:
+        """Return the blocks from the first new token's window to the last new token and the lookahead.
+
+        The window slides by `num_computed_tokens`, the confirmed ones: a rejected draft must not have freed a block.
+        """
+        first_token = num_computed_tokens - (self.window - 1)
+        first_token = first_token * (first_token > 0)  # max(0, first_token), of an int or an array
+        end = num_computed_tokens + num_new_tokens + num_lookahead_tokens
+        return first_token // block_size, -(-end // block_size)
+
+    def blocks_held(self, num_tokens: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
+        """Return the most blocks held at any decode step up to `num_tokens`.
+
+        W + lookahead consecutive tokens touch at most (W + lookahead - 2) // block_size + 2 blocks, which is
+        reached once in every `block_size` steps.
+        """
+        at_most = (self.window + num_lookahead_tokens - 2) // block_size + 2
+        return min(cdiv(num_tokens + num_lookahead_tokens, block_size), at_most)
+
+    def peak_blocks(self, num_tokens: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
+        """Return the blocks of the W - 1 tokens before a block boundary, the block after it, and the lookahead's."""
+        at_most = cdiv(self.window - 1, block_size) + 1 + cdiv(num_lookahead_tokens, block_size)
+        return min(cdiv(num_tokens + num_lookahead_tokens, block_size), at_most)
+
+    def hit_boundaries(self, cached: np.ndarray, block_size: int) -> np.ndarray:
+        """Return True for boundaries whose last ceil((W - 1) / block_size) blocks are cached, or all if fewer."""
+        import numpy as np  # here, so that planning starts without numpy
+
+        num_blocks = len(cached)
+        run = min(cdiv(self.window - 1, block_size), num_blocks)
+        num_cached = np.zeros(num_blocks + 1, dtype=np.int64)
+        np.cumsum(cached, out=num_cached[1:])
+        hits = np.empty(num_blocks + 1, dtype=bool)
+        hits[:run] = num_cached[:run] == np.arange(run)
+        hits[run:] = num_cached[run:] - num_cached[: num_blocks + 1 - run] == run
+        return hits
+
+    def describe(self) -> str:
+        """Return e.g. "sliding window 512"."""
+        return f"sliding window {self.window}"
+
+
+@dataclass(frozen=True)
+class SlidingWindowSpec(AttentionSpec):
+    """Sliding window attention with keys and values per token.
+
+    Args:
+        sliding_window: tokens a query sees, itself included.
+    """
+
+    sliding_window: int
+
+    kind: ClassVar[str] = "sliding_window"
+
+    def __post_init__(self) -> None:
+        """Refuse sizes below one, a window below one, and unknown dtypes."""
+        super().__post_init__()
+        if self.sliding_window < 1:
+            raise PlanError(f"{self.kind}: sliding_window={self.sliding_window} must be at least 1")
+
+    def retention_key(self, limit: int) -> Retention:
+        """Return the window, or full attention when no sequence can outgrow it."""
+        return FullAttentionRetention() if self.sliding_window >= limit else SlidingWindowRetention(self.sliding_window)
+
+
+SPEC = SlidingWindowSpec
+RETENTION = SlidingWindowRetention
+EXAMPLES = (
+    SlidingWindowSpec(1, 256, "bfloat16", 512),
+    SlidingWindowSpec(2, 64, "float32", 1, block_size_multiple=1),
+    SlidingWindowSpec(4, 8, "float16", 17, block_size_multiple=4),
+)
