@@ -1,0 +1,75 @@
+"""Render a chat template: Jinja in a sandbox, with the helpers that templates on the Hugging Face Hub rely on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from girih.errors import CheckpointError, RequestError
+
+
+class GenerationBlock(Extension):
+    """`{% generation %} ... {% endgeneration %}`: marks the assistant's words for training, and renders as its body."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it as an instance variable)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Replace the block by what is inside it."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    """Write messages as the text a chat model was trained on.
+
+    Args:
+        template: Jinja source.
+        messages: each with "role" and "content".
+        variables: what else the template may use: add_generation_prompt, bos_token, ...
+
+    Raises:
+        CheckpointError: the template is not valid Jinja.
+        RequestError: the template refuses these messages, or cannot be rendered with them.
+    """
+    compiled = _compile(template)
+    try:
+        return compiled.render(messages=messages, **variables)
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
+        raise RequestError(f"the chat template refuses these messages: {error}") from error
+
+
+@lru_cache(maxsize=8)
+def _compile(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(helpers)
+    try:
+        return environment.from_string(template)
+    except jinja2.TemplateSyntaxError as error:
+        raise CheckpointError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    # jinja's own filter escapes <, > and & for HTML, which a prompt must not
+    return json.dumps(value, indent=indent, **{"ensure_ascii": False, **options})
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,67 @@
+"""config.json and generation_config.json of a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from girih.errors import CheckpointError
+
+
+def load_config(directory: Path) -> dict[str, Any]:
+    """Read config.json.
+
+    Args:
+        directory: a Hugging Face model directory.
+
+    Returns:
+        Its fields; "model_type" is a string.
+
+    Raises:
+        CheckpointError: no such file, not a JSON object, or without "model_type".
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"{directory} has no config.json; a Hugging Face model directory is needed")
+    config = read_json_object(path)
+    if not isinstance(config.get("model_type"), str):
+        raise CheckpointError(f'{path} has no "model_type"; without it the architecture is not known')
+    return config
+
+
+def eos_token_ids(directory: Path) -> tuple[int, ...]:
+    """Return the tokens that end a sequence: from generation_config.json, else from config.json, else none.
+
+    Raises:
+        CheckpointError: a file cannot be read, or its "eos_token_id" is no token id nor a list of them.
+    """
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        if not path.is_file():
+            continue
+        value = read_json_object(path).get("eos_token_id")
+        if value is None:
+            continue
+        ids = value if isinstance(value, list) else [value]
+        if not all(type(i) is int and i >= 0 for i in ids):
+            raise CheckpointError(f'{path}: "eos_token_id" must be a token id or a list of them, not {value!r}')
+        return tuple(dict.fromkeys(ids))
+    return ()
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        CheckpointError: the file cannot be read or holds something else; the message names it.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value

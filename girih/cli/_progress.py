@@ -1,0 +1,48 @@
+"""A progress bar for work in stages, on stderr; where that is no terminal, one line per stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class StageBar:
+    """Shows the calls of a `progress(stage, done, total)` callback; use it in a `with` block.
+
+    Args:
+        console: where to draw.
+    """
+
+    def __init__(self, console: Console):
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        self._console = console
+        self._stage: str | None = None
+        columns = (TextColumn("  {task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+
+    def __enter__(self) -> StageBar:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None:
+            self._finish_stage()
+        self._bars.stop()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Show that `done` of `total` of a stage is done; a new stage name finishes the one before."""
+        if stage != self._stage:
+            self._finish_stage()
+            self._stage = stage
+            self._task = self._bars.add_task(stage, total=total)
+            if not self._console.is_terminal:
+                self._console.print(f"  {stage}")
+        self._bars.update(self._task, completed=done, total=total)
+
+    def _finish_stage(self) -> None:
+        if self._stage is not None:
+            task = self._bars.tasks[self._task]
+            self._bars.update(self._task, completed=task.total)
