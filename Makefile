@@ -33,7 +33,7 @@ lint: .venv/.installed-dev
 check: lint test
 
 bench: .venv/.installed-dev
-	$(BIN)/python benchmarks/control_plane.py
+	$(BIN)/python benchmarks/generate.py
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }

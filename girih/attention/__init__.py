@@ -1,0 +1,93 @@
+"""Attention backends, one file each, found by name; this file is the interface between them and the layers.
+
+A backend is a module with one constant and three functions, see `AttentionBackend`. Per step and layer:
+
+    write(cache, key, value, slot_mapping)      all new tokens of the batch, before any row attends,
+                                                because rows of one step may share the prefix pages they write
+    work = prepare(metadata, cache, window)     once per step for all layers of a group with the same window
+    attend(query, cache, work, scale)           every query over its own row's live tokens
+
+A backend must never multiply a K or V that the step does not own: a page holds whatever bytes its last owner left,
+which may be NaN, and 0 * NaN is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class KVCacheView:
+    """One layer's cache: a strided view of the pool for each tensor of its spec.
+
+    Args:
+        tensors: by `TensorView` name, each [num_blocks + 1, *shape of one page]; the last page is the null page.
+        group: index of the layer's group in the plan.
+        block_size: tokens per page.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    group: int
+    block_size: int
+
+
+@dataclass(frozen=True)
+class GroupMetadata:
+    """What the layers of one group need to know of one step; row i of the step has tokens
+    query_starts[i] .. query_starts[i + 1] of the flat batch.
+
+    Args:
+        query_starts: int64 [num_rows + 1].
+        num_computed_tokens: int64 [num_rows], tokens of the row before this step.
+        block_table: int32 [num_rows, width], page ids.
+        slot_mapping: int64 [num_tokens], page id * block_size + offset of each token of the batch.
+    """
+
+    query_starts: np.ndarray
+    num_computed_tokens: np.ndarray
+    block_table: np.ndarray
+    slot_mapping: torch.Tensor
+
+
+class AttentionBackend(Protocol):
+    """What a module in this package offers. Attention is causal, with grouped query heads."""
+
+    BLOCK_SIZE_MULTIPLE: int
+    """The kernel takes blocks of any multiple of this many tokens."""
+
+    def write(self, cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store new tokens.
+
+        Args:
+            cache: the layer's cache.
+            key: [num_tokens, num_kv_heads, head_size], in the cache's dtype.
+            value: as key.
+            slot_mapping: int64 [num_tokens].
+        """
+
+    def prepare(self, metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | None) -> Any:
+        """Turn a step's metadata into whatever `attend` needs.
+
+        Args:
+            metadata: the group's metadata.
+            cache: the cache of any layer of the group with this window; only its shape is used.
+            sliding_window: tokens that a query sees, itself included; None sees all before it.
+        """
+
+    def attend(self, query: torch.Tensor, cache: KVCacheView, work: Any, scale: float) -> torch.Tensor:
+        """Attend from every token of the batch to its row's tokens up to itself.
+
+        Args:
+            query: [num_tokens, num_heads, head_size].
+            cache: the layer's cache, with this step's tokens already written.
+            work: from `prepare`.
+            scale: factor on the dot products.
+
+        Returns:
+            [num_tokens, num_heads, head_size], in the query's dtype.
+        """

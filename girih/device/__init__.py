@@ -1,0 +1,43 @@
+"""Devices, one file each, found by name; this file is what each offers. Nothing else in Girih names a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class MemoryFacts:
+    """What there is, now.
+
+    Args:
+        total_bytes: the memory a process here may take at most: the machine's, or less where its cgroup says so.
+        free_bytes: what of it nobody uses now.
+        source: who sets the total, for messages: "this machine" or the cgroup's file.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    source: str
+
+
+class Device(Protocol):
+    """What a module in this package offers."""
+
+    def memory_facts(self) -> MemoryFacts:
+        """Return total and free memory."""
+
+    def process_bytes(self) -> int:
+        """Return the memory that this process holds now."""
+
+    def reset_peak(self) -> None:
+        """Start measuring the peak of `process_bytes` anew."""
+
+    def peak_process_bytes(self) -> int:
+        """Return the most that this process held since `reset_peak`."""
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return uint8 [num_bytes], aligned to at least 64 bytes; its content is arbitrary."""

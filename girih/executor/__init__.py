@@ -1,0 +1,1 @@
+"""How the engine core reaches its workers: one file per way to run them."""

@@ -1,0 +1,141 @@
+"""SmolLM2 and Gemma 3 against transformers on the same directory: greedy tokens and logits, in every way to run."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from oracle import NEAR_TIE, Oracle, check_outputs, recorded_logits
+from prompts import TEXTS, prompt_ids
+
+from girih import LLM, SamplingParams
+
+pytestmark = pytest.mark.real_weights
+
+MODELS = ("smollm2", "gemma3-270m")
+OPTIONS = {"dtype": "float32", "max_model_len": 2600, "kv_cache_memory": "512MiB", "check_invariants": True}
+GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def directory(name, real_model):
+    return real_model(name)
+
+
+@pytest.fixture(scope="module")
+def oracle(directory) -> Oracle:
+    return Oracle(directory)
+
+
+@pytest.fixture(scope="module")
+def llm(directory):
+    with LLM(str(directory), **OPTIONS) as llm:
+        yield llm
+
+
+def mixed_prompts(llm: LLM) -> list[list[int]]:
+    """Prompts around the block size and over the window of 512, in three languages."""
+    encode = llm.tokenizer.encode
+    lengths = {"english": (1, 16, 530), "code": (15, 33), "japanese": (17, 90)}
+    return [prompt_ids(encode, language, n) for language, numbers in lengths.items() for n in numbers]
+
+
+@pytest.mark.parametrize(("language", "length"), [("english", 1), ("code", 100), ("japanese", 520), ("english", 2400)])
+def test_alone_tokens_and_logits_equal_transformers(llm, oracle, language, length) -> None:
+    prompt = prompt_ids(llm.tokenizer.encode, language, length)
+    with recorded_logits(llm) as recorded:
+        (output,) = llm.generate([prompt], GREEDY)
+    expected = oracle.check_greedy(prompt, output.outputs[0].token_ids)
+    np.testing.assert_allclose(recorded(), expected.numpy(), atol=1e-3, rtol=0)
+
+
+def test_batched_and_after_a_prefix_hit_tokens_and_logprobs_equal_transformers(llm, oracle) -> None:
+    prompts = mixed_prompts(llm)
+    assert llm.core.reset_prefix_cache()
+    first = llm.generate(prompts, GREEDY)
+    again = llm.generate(prompts, GREEDY)
+    assert all(output.num_cached_tokens > 0 for output in again if len(output.prompt_token_ids) > 16)
+    check_outputs(oracle, first + again)
+
+
+def test_three_completions_of_a_prompt_equal_transformers(llm, oracle) -> None:
+    prompt = prompt_ids(llm.tokenizer.encode, "english", 40)
+    params = SamplingParams(temperature=0, n=3, max_tokens=8, logprobs=1)
+    (output,) = llm.generate([prompt], params)
+    assert [completion.index for completion in output.outputs] == [0, 1, 2]
+    check_outputs(oracle, [output])
+
+
+@pytest.mark.parametrize(("chunk", "length"), [(1, 20), (7, 61), (16, 130), (17, 540)])
+def test_chunked_prefill_equals_transformers(directory, oracle, chunk, length) -> None:
+    with LLM(str(directory), **{**OPTIONS, "max_model_len": 700}, max_num_batched_tokens=chunk) as llm:
+        prompt = prompt_ids(llm.tokenizer.encode, "code", length)
+        with recorded_logits(llm) as recorded:
+            outputs = llm.generate([prompt], GREEDY)
+        assert llm.stats().num_steps >= length // chunk
+        expected = oracle.check_greedy(prompt, outputs[0].outputs[0].token_ids)
+        np.testing.assert_allclose(recorded(), expected.numpy(), atol=1e-3, rtol=0)
+
+
+def test_preempted_requests_equal_transformers(directory, oracle) -> None:
+    probe = {**OPTIONS, "max_model_len": 200}
+    with LLM(str(directory), **probe) as llm:
+        config = llm.kv_cache_configs[0]
+        lone_bytes = config.total_bytes / config.num_slabs  # one slab
+        prompts = [prompt_ids(llm.tokenizer.encode, "english", 60, start=80 * i) for i in range(6)]
+    del lone_bytes
+    pool_bytes = pool_for(config, num_requests=2.5)
+    with LLM(str(directory), **{**probe, "kv_cache_memory": pool_bytes}) as llm:
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, logprobs=1))
+        assert llm.stats().num_preemptions > 0
+    check_outputs(oracle, outputs)
+
+
+def pool_for(config, num_requests: float) -> int:
+    """Bytes in which about so many requests of the plan's length fit."""
+    from girih.kv.capacity import peak_pages
+
+    pages = peak_pages(config.groups, config.max_model_len)
+    each = sum(n * group.page_stride_bytes for n, group in zip(pages, config.groups, strict=True))
+    return int(num_requests * each) + config.null_page_bytes
+
+
+def run_generate(directory, prompt: str, *options: str) -> dict:
+    command = [sys.executable, "-m", "girih.cli.main", "generate", "--model", str(directory), "--temperature", "0"]
+    command += ["--max-tokens", "48", "--dtype", "float32", "--json", *options, prompt]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def check_command_line(oracle: Oracle, directory, prompt: str) -> int:
+    """Run the command as a user would and compare with transformers' greedy decoding; returns the prompt's tokens."""
+    (answer,) = run_generate(directory, prompt)["outputs"]
+    prompt_token_ids, token_ids = answer["prompt_token_ids"], answer["outputs"][0]["token_ids"]
+    expected = oracle.greedy(prompt_token_ids, 48)
+    if token_ids != expected:
+        parted = next(i for i, (a, b) in enumerate(zip(token_ids, expected, strict=False)) if a != b)
+        top = oracle.logits(prompt_token_ids, expected[: parted + 1])[-1].topk(2).values
+        assert float(top[0] - top[1]) < NEAR_TIE, f"parted at output token {parted}: {token_ids} {expected}"
+        print(f"near tie at output token {parted}: {float(top[0] - top[1]):.2g}")
+    return len(prompt_token_ids)
+
+
+def test_the_command_line_gives_transformers_greedy_tokens(directory, oracle) -> None:
+    check_command_line(oracle, directory, "The capital of France is")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("language", TEXTS)
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 40, 255, 511, 512, 513, 1000, 2400])
+def test_the_command_line_gives_transformers_greedy_tokens_for_every_length(
+    directory, oracle, llm, language, length
+) -> None:
+    text = llm.tokenizer.decode(prompt_ids(llm.tokenizer.encode, language, length, start=1))
+    num_tokens = check_command_line(oracle, directory, text)
+    assert abs(num_tokens - length) <= max(3, length // 100)
