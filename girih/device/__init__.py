@@ -41,3 +41,6 @@ class Device(Protocol):
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return uint8 [num_bytes], aligned to at least 64 bytes; its content is arbitrary."""
+
+    def float32_rows(self) -> int | None:
+        """Return from how many rows on a bfloat16 product is faster in float32; None: never."""

@@ -1,7 +1,7 @@
 """Torch models, one file per Hugging Face `model_type`; the same names as in `girih/arch`, which holds their facts.
 
-Every file defines `MODEL`, a class as `CausalLM` describes. Its parameters have Hugging Face's names, so that
-loading is by name; they have no memory until the loader assigns the checkpoint's tensors.
+Every file defines `DECODER`, a class as `Decoder` describes. Parameters have Hugging Face's names, so that loading
+is by name; they have no memory until the loader assigns the checkpoint's tensors.
 """
 
 from __future__ import annotations
@@ -13,15 +13,56 @@ from typing import Any
 import torch
 from torch import nn
 
-from girih import plugins
-from girih.attention import AttentionBackend
+from girih import arch, plugins
+from girih.layers.attention import AttentionBackend
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
+from girih.layers.linear import Linear, product
 
 
-class CausalLM(nn.Module, ABC):
-    """A decoder that predicts the next token; its constructor takes the arguments of `build_model` and a builder."""
+class Decoder(nn.Module, ABC):
+    """Everything of a model but its output layer; the constructor takes (config, dtype, backend, builder)."""
+
+    embed_tokens: nn.Embedding
+    layers: nn.ModuleList
 
     @abstractmethod
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
+    ) -> torch.Tensor:
+        """Compute the flat batch of a step; see `CausalLM.forward`."""
+
+    @abstractmethod
+    def distinct_layers(self) -> list[int]:
+        """Return one index of each kind of layer: all of a kind need the same memory in a step."""
+
+
+class CausalLM(nn.Module):
+    """A decoder that predicts the next token.
+
+    Args:
+        decoder: the model below the output layer.
+        vocab_size: of the output.
+        hidden_size: of the decoder's output.
+        tied: whether the output layer is the embedding.
+        dtype: of the weights.
+        float32_rows: see `girih.layers.linear.product`.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        tied: bool,
+        dtype: torch.dtype,
+        float32_rows: int | None,
+    ):
+        super().__init__()
+        self.float32_rows = float32_rows
+        self.model = decoder
+        self.lm_head = None if tied else Linear(hidden_size, vocab_size, bias=False, dtype=dtype)
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -40,18 +81,16 @@ class CausalLM(nn.Module, ABC):
         Returns:
             The last hidden state after the final norm, [num_tokens, hidden_size].
         """
+        return self.model(input_ids, positions, context, range(len(self.model.layers)) if layers is None else layers)
 
-    @abstractmethod
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 logits [n, vocab_size] of hidden states [n, hidden_size]."""
-
-    @abstractmethod
-    def distinct_layers(self) -> list[int]:
-        """Return one index of each kind of decoder layer: all of a kind need the same memory in a step."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return product(hidden, head.weight, float32_rows=self.float32_rows).float()
 
 
 def build_model(
-    config: Mapping[str, Any], dtype: torch.dtype, backend: AttentionBackend
+    config: Mapping[str, Any], dtype: torch.dtype, backend: AttentionBackend, float32_rows: int | None = None
 ) -> tuple[CausalLM, ForwardContext]:
     """Build the model of config.json without weights.
 
@@ -59,6 +98,7 @@ def build_model(
         config: config.json.
         dtype: of weights and activations.
         backend: the attention backend of every layer.
+        float32_rows: see `girih.layers.linear.product`.
 
     Returns:
         The model, and the context that knows its layers.
@@ -68,5 +108,16 @@ def build_model(
     """
     module = plugins.load("girih.models", config["model_type"], what="model architecture (model_type)")
     builder = ForwardContextBuilder()
-    model = module.MODEL(config, dtype, backend, builder)
-    return model, builder.build()
+    c = arch.load(config).parse_config(config)
+    model = CausalLM(
+        module.DECODER(config, dtype, backend, builder),
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        tied=c.tie_word_embeddings,
+        dtype=dtype,
+        float32_rows=float32_rows,
+    )
+    for layer in model.modules():
+        if isinstance(layer, Linear):
+            layer.float32_rows = float32_rows
+    return model.requires_grad_(False).eval(), builder.build()

@@ -1,0 +1,1 @@
+"""A worker: one device, one model, its share of the KV cache. Knows neither scheduler nor engine."""

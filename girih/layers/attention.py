@@ -1,0 +1,71 @@
+"""`Attention`: the part of a layer that reads and writes the KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from girih.attention import AttentionBackend
+from girih.kv.spec import KVCacheSpec
+from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
+
+
+class Attention(nn.Module):
+    """Causal attention of one layer over its paged cache.
+
+    The window is the layer's own, and is applied whatever its group keeps: a layer with a window in a group that
+    keeps all tokens still forgets, and one without is never cut short by its neighbours.
+
+    Args:
+        name: the layer's name, the key of its spec and its cache.
+        spec: what the layer needs of the cache.
+        scale: factor on the dot products.
+        sliding_window: tokens that a query sees, itself included; None sees all before it.
+        backend: the attention backend.
+        builder: takes the registration.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        spec: KVCacheSpec,
+        scale: float,
+        sliding_window: int | None,
+        backend: AttentionBackend,
+        builder: ForwardContextBuilder,
+    ):
+        super().__init__()
+        self.name = name
+        self.spec = spec
+        self.scale = scale
+        self.sliding_window = sliding_window
+        self.backend = backend
+        builder.register(name, self)
+
+    def extra_repr(self) -> str:
+        """Describe the layer for messages and for printing the model."""
+        return f"{self.spec}, window {self.sliding_window}"
+
+    def get_kv_cache_spec(self) -> KVCacheSpec:
+        """Return what the layer needs of the cache."""
+        return self.spec
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: ForwardContext
+    ) -> torch.Tensor:
+        """Store the batch's keys and values, then attend.
+
+        Args:
+            query: [num_tokens, num_heads, head_size].
+            key: [num_tokens, num_kv_heads, head_size].
+            value: as key.
+            context: of this step.
+
+        Returns:
+            [num_tokens, num_heads * head_size].
+        """
+        cache = context.kv_caches[self.name]
+        self.backend.write(cache, key, value, context.groups[cache.group].slot_mapping)
+        work = context.attention_work(self, cache)
+        return self.backend.attend(query, cache, work, self.scale).flatten(1)

@@ -1,0 +1,40 @@
+"""The gated MLP and its activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from girih.layers.linear import Linear
+
+# the names that config.json uses
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": nn.functional.silu,
+    "gelu_pytorch_tanh": partial(nn.functional.gelu, approximate="tanh"),
+}
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020).
+
+    Args:
+        hidden_size: width of input and output.
+        intermediate_size: width inside.
+        activation: a name in `ACTIVATIONS`.
+        bias: whether the three projections have one.
+        dtype: of the weights.
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, activation: str, bias: bool, dtype: torch.dtype):
+        super().__init__()
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias, dtype=dtype)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias, dtype=dtype)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [num_tokens, hidden_size] to the same shape."""
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))

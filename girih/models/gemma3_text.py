@@ -1,0 +1,151 @@
+"""`model_type` "gemma3_text": sliding-window and full layers, each kind with its own rotary base; q and k norms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from girih.arch.gemma3_text import SLIDING, Gemma3TextConfig, kv_cache_specs, parse_config
+from girih.kv.spec import KVCacheSpec
+from girih.layers.attention import Attention, AttentionBackend
+from girih.layers.dtypes import dtype_name
+from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
+from girih.layers.linear import Linear, embedding
+from girih.layers.mlp import GatedMLP
+from girih.layers.norm import GemmaRMSNorm
+from girih.layers.rotary import RotaryEmbedding, apply_rotary
+from girih.models import Decoder
+
+
+class Gemma3Attention(nn.Module):
+    """Projections, norms of queries and keys, rotary embedding and attention of one layer.
+
+    Args:
+        c: hyper-parameters.
+        index: of the decoder layer.
+        name: the layer's name, e.g. "model.layers.3.self_attn".
+        spec: its cache.
+        dtype: of the weights.
+        backend: the attention backend.
+        builder: takes the registration.
+    """
+
+    def __init__(
+        self,
+        c: Gemma3TextConfig,
+        *,
+        index: int,
+        name: str,
+        spec: KVCacheSpec,
+        dtype: torch.dtype,
+        backend: AttentionBackend,
+        builder: ForwardContextBuilder,
+    ):
+        super().__init__()
+        self.head_dim = c.head_dim
+        q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.q_proj = Linear(c.hidden_size, q_size, bias=c.attention_bias, dtype=dtype)
+        self.k_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
+        self.v_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
+        self.o_proj = Linear(q_size, c.hidden_size, bias=c.attention_bias, dtype=dtype)
+        self.q_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
+        self.k_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
+        self.attention = Attention(
+            name,
+            spec=spec,
+            scale=c.query_pre_attn_scalar**-0.5,
+            sliding_window=c.sliding_window if c.layer_types[index] == SLIDING else None,
+            backend=backend,
+            builder=builder,
+        )
+
+    def forward(
+        self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
+    ) -> torch.Tensor:
+        """Map [num_tokens, hidden_size] to the same shape; cos_sin as `RotaryEmbedding.cos_sin` returns it."""
+        query, key, value = (
+            projection(x).unflatten(1, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query = apply_rotary(self.q_norm(query), *cos_sin)
+        key = apply_rotary(self.k_norm(key), *cos_sin)
+        return self.o_proj(self.attention(query, key, value, context))
+
+
+class Gemma3DecoderLayer(nn.Module):
+    """Attention and MLP, each between two norms and beside a residual; arguments as `Gemma3Attention`."""
+
+    def __init__(
+        self,
+        c: Gemma3TextConfig,
+        *,
+        index: int,
+        name: str,
+        spec: KVCacheSpec,
+        dtype: torch.dtype,
+        backend: AttentionBackend,
+        builder: ForwardContextBuilder,
+    ):
+        super().__init__()
+        self.input_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.self_attn = Gemma3Attention(
+            c, index=index, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder
+        )
+        self.post_attention_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.pre_feedforward_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, activation=c.hidden_activation, bias=False, dtype=dtype)
+        self.post_feedforward_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+
+    def forward(
+        self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
+    ) -> torch.Tensor:
+        """Map [num_tokens, hidden_size] to the same shape."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), cos_sin, context))
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
+class Gemma3TextModel(Decoder):
+    """Scaled embedding, decoder layers and final norm.
+
+    Args:
+        config: config.json.
+        dtype: of weights, activations and cache.
+        backend: the attention backend.
+        builder: takes the registrations of the layers.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], dtype: torch.dtype, backend: AttentionBackend, builder: ForwardContextBuilder
+    ):
+        super().__init__()
+        c = parse_config(config)
+        specs = kv_cache_specs(config, dtype_name(dtype), backend.BLOCK_SIZE_MULTIPLE)
+        self.layer_types = c.layer_types
+        self.embed_scale = torch.tensor(c.hidden_size**0.5, dtype=dtype)  # rounded to the dtype first, as trained
+        self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
+        self.layers = nn.ModuleList(
+            Gemma3DecoderLayer(c, index=index, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder)
+            for index, (name, spec) in enumerate(specs.items())
+        )
+        self.norm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.rotary_full = RotaryEmbedding(c.head_dim, **vars(c.rope_full))
+        self.rotary_sliding = RotaryEmbedding(c.head_dim, **vars(c.rope_sliding))
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
+    ) -> torch.Tensor:
+        """Return hidden states [num_tokens, hidden_size]; see `CausalLM.forward`."""
+        x = self.embed_tokens(input_ids) * self.embed_scale
+        full, sliding = (rotary.cos_sin(positions, x.dtype) for rotary in (self.rotary_full, self.rotary_sliding))
+        for index in layers:
+            x = self.layers[index](x, sliding if self.layer_types[index] == SLIDING else full, context)
+        return self.norm(x)
+
+    def distinct_layers(self) -> list[int]:
+        """Return the first layer of each type."""
+        return [self.layer_types.index(kind) for kind in sorted(set(self.layer_types))]
+
+
+DECODER = Gemma3TextModel

@@ -1,0 +1,133 @@
+"""`model_type` "llama": Llama 2 and 3, SmolLM2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from girih.arch.llama import LlamaConfig, kv_cache_specs, parse_config
+from girih.kv.spec import KVCacheSpec
+from girih.layers.attention import Attention, AttentionBackend
+from girih.layers.dtypes import dtype_name
+from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
+from girih.layers.linear import Linear, embedding
+from girih.layers.mlp import GatedMLP
+from girih.layers.norm import RMSNorm
+from girih.layers.rotary import RotaryEmbedding, apply_rotary
+from girih.models import Decoder
+
+
+class LlamaAttention(nn.Module):
+    """Projections, rotary embedding and attention of one layer.
+
+    Args:
+        c: hyper-parameters.
+        name: the layer's name, e.g. "model.layers.3.self_attn".
+        spec: its cache.
+        dtype: of the weights.
+        backend: the attention backend.
+        builder: takes the registration.
+    """
+
+    def __init__(
+        self,
+        c: LlamaConfig,
+        *,
+        name: str,
+        spec: KVCacheSpec,
+        dtype: torch.dtype,
+        backend: AttentionBackend,
+        builder: ForwardContextBuilder,
+    ):
+        super().__init__()
+        self.head_dim = c.head_dim
+        q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.q_proj = Linear(c.hidden_size, q_size, bias=c.attention_bias, dtype=dtype)
+        self.k_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
+        self.v_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
+        self.o_proj = Linear(q_size, c.hidden_size, bias=c.attention_bias, dtype=dtype)
+        self.attention = Attention(
+            name, spec=spec, scale=c.head_dim**-0.5, sliding_window=None, backend=backend, builder=builder
+        )
+
+    def forward(
+        self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
+    ) -> torch.Tensor:
+        """Map [num_tokens, hidden_size] to the same shape; cos_sin as `RotaryEmbedding.cos_sin` returns it."""
+        query, key, value = (
+            projection(x).unflatten(1, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        query, key = apply_rotary(query, *cos_sin), apply_rotary(key, *cos_sin)
+        return self.o_proj(self.attention(query, key, value, context))
+
+
+class LlamaDecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual; arguments as `LlamaAttention`."""
+
+    def __init__(
+        self,
+        c: LlamaConfig,
+        *,
+        name: str,
+        spec: KVCacheSpec,
+        dtype: torch.dtype,
+        backend: AttentionBackend,
+        builder: ForwardContextBuilder,
+    ):
+        super().__init__()
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.self_attn = LlamaAttention(c, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias, dtype=dtype)
+
+    def forward(
+        self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
+    ) -> torch.Tensor:
+        """Map [num_tokens, hidden_size] to the same shape."""
+        x = x + self.self_attn(self.input_layernorm(x), cos_sin, context)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LlamaModel(Decoder):
+    """Embedding, decoder layers and final norm.
+
+    Args:
+        config: config.json.
+        dtype: of weights, activations and cache.
+        backend: the attention backend.
+        builder: takes the registrations of the layers.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], dtype: torch.dtype, backend: AttentionBackend, builder: ForwardContextBuilder
+    ):
+        super().__init__()
+        c = parse_config(config)
+        specs = kv_cache_specs(config, dtype_name(dtype), backend.BLOCK_SIZE_MULTIPLE)
+        self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
+        self.layers = nn.ModuleList(
+            LlamaDecoderLayer(c, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder)
+            for name, spec in specs.items()
+        )
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
+        self.rotary = RotaryEmbedding(c.head_dim, **vars(c.rope))
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
+    ) -> torch.Tensor:
+        """Return hidden states [num_tokens, hidden_size]; see `CausalLM.forward`."""
+        x = self.embed_tokens(input_ids)
+        cos_sin = self.rotary.cos_sin(positions, x.dtype)
+        for index in layers:
+            x = self.layers[index](x, cos_sin, context)
+        return self.norm(x)
+
+    def distinct_layers(self) -> list[int]:
+        """Return [0]: all layers are alike."""
+        return [0]
+
+
+DECODER = LlamaModel

@@ -1,0 +1,109 @@
+"""`InputBatch`: what a worker remembers of each row between steps, in arrays, changed by deltas only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from girih.attention import GroupMetadata
+from girih.kv.config import KVCacheConfig
+from girih.messages import NewRow, StepInput, TableUpdate
+from girih.worker.sampler import SamplingRows
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """The tokens of a step, all rows one after the other.
+
+    Args:
+        input_ids: int64 [num_tokens].
+        positions: int64 [num_tokens].
+        query_starts: int64 [num_rows + 1]; row i has tokens query_starts[i] .. query_starts[i + 1].
+        groups: each group's metadata.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    query_starts: np.ndarray
+    groups: tuple[GroupMetadata, ...]
+
+
+class InputBatch:
+    """Token ids, sampling parameters and block tables of every row.
+
+    Args:
+        config: the plan; sets the widths of the tables and the longest sequence.
+        max_num_seqs: rows.
+        eos_token_ids: the model's end-of-sequence ids.
+    """
+
+    def __init__(self, config: KVCacheConfig, max_num_seqs: int, eos_token_ids: Sequence[int]):
+        # one column more than the longest sequence: its last sampled token is stored but never computed
+        self.token_ids = np.zeros((max_num_seqs, config.max_model_len + 1), np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, np.int64)
+        self.num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
+        self.sampling = SamplingRows(max_num_seqs, eos_token_ids)
+        self.block_sizes = [group.block_size for group in config.groups]
+        self.null_block_ids = [config.null_block_id(group) for group in range(len(config.groups))]
+        self.block_tables = [
+            np.full(
+                (
+                    max_num_seqs,
+                    group.retention.table_width(config.max_model_len, group.block_size, config.num_lookahead_tokens),
+                ),
+                null_block_id,
+                np.int32,
+            )
+            for group, null_block_id in zip(config.groups, self.null_block_ids, strict=True)
+        ]
+
+    def apply(self, new_rows: Sequence[NewRow], table_updates: Sequence[TableUpdate]) -> None:
+        """Initialise rows, then change block tables.
+
+        Args:
+            new_rows: rows that enter the batch.
+            table_updates: one per group.
+        """
+        for new in new_rows:
+            self.token_ids[new.row, : new.token_ids.size] = new.token_ids
+            self.num_tokens[new.row] = new.token_ids.size
+            self.num_prompt_tokens[new.row] = new.num_prompt_tokens
+            self.sampling.set(new.row, new.sampling_params)
+            for table, null_block_id in zip(self.block_tables, self.null_block_ids, strict=True):
+                table[new.row] = null_block_id
+        for table, update in zip(self.block_tables, table_updates, strict=True):
+            table[update.rows, update.columns] = update.block_ids
+
+    def flatten(self, step: StepInput) -> FlatBatch:
+        """Lay the step's tokens out one after the other and find each token's slot in each group."""
+        num_new = step.num_scheduled_tokens.astype(np.int64)
+        num_computed = step.num_computed_tokens.astype(np.int64)
+        query_starts = np.concatenate(([0], np.cumsum(num_new)))
+        token_rows = np.repeat(step.rows, num_new)
+        positions = np.arange(query_starts[-1]) + np.repeat(num_computed - query_starts[:-1], num_new)
+        longest = int((num_computed + num_new).max(initial=0))
+        groups = []
+        for table, block_size in zip(self.block_tables, self.block_sizes, strict=True):
+            pages = table[token_rows, positions // block_size].astype(np.int64)
+            groups.append(
+                GroupMetadata(
+                    query_starts=query_starts,
+                    num_computed_tokens=num_computed,
+                    block_table=table[step.rows, : -(-longest // block_size)],
+                    slot_mapping=torch.from_numpy(pages * block_size + positions % block_size),
+                )
+            )
+        return FlatBatch(
+            input_ids=torch.from_numpy(self.token_ids[token_rows, positions].astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            query_starts=query_starts,
+            groups=tuple(groups),
+        )
+
+    def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Append one sampled token to each row; both int [m]."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1

@@ -1,0 +1,226 @@
+"""`ModelRunner`: runs steps of one model on one device; the same for every device.
+
+batch.apply(step) -> flat tokens and group metadata -> model -> logits of the rows that sample -> sampler
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from girih.attention import GroupMetadata, KVCacheView
+from girih.kv.config import KVCacheConfig
+from girih.layers.dtypes import torch_dtype
+from girih.layers.forward_context import ForwardContext, bind_kv_cache
+from girih.messages import StepInput, StepOutput, TokenLogprobs
+from girih.models import CausalLM
+from girih.request import SamplingParams
+from girih.units import cdiv
+from girih.worker.input_batch import FlatBatch, InputBatch
+from girih.worker.sampler import SampleInput, SamplingRows, sample, token_logprobs
+
+# logits are made for this many elements at a time (rows x vocabulary), and tokens sampled from fewer, as that needs
+# several copies: so a large vocabulary with many rows needs no more memory than a few rows
+LOGITS_ELEMENTS = 1 << 24
+SAMPLER_ELEMENTS = 1 << 22
+
+# context of the profile step's decode rows, all together: enough to fill a backend's buffers
+PROFILE_DECODE_TOKENS = 1 << 17
+
+# tokens of the profile step at the end of the longest context: enough for a backend's tile of queries
+PROFILE_DEEP_TOKENS = 64
+
+
+class ModelRunner:
+    """Runs the steps of one model.
+
+    Args:
+        model: with weights.
+        context: knows the model's layers.
+        vocab_size: of the logits.
+        max_num_seqs: rows of a batch.
+        eos_token_ids: the model's end-of-sequence ids.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        context: ForwardContext,
+        *,
+        vocab_size: int,
+        max_num_seqs: int,
+        eos_token_ids: Sequence[int],
+    ):
+        self.model = model
+        self.context = context
+        self.max_num_seqs = max_num_seqs
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.weights_touched = False
+        self.logits_rows = max(1, LOGITS_ELEMENTS // vocab_size)
+        self.sampler_rows = max(1, SAMPLER_ELEMENTS // vocab_size)
+
+    def bind(self, kv_caches: Mapping[str, KVCacheView], config: KVCacheConfig) -> None:
+        """Take the layers' caches and make the batch of the plan's size.
+
+        Args:
+            kv_caches: by layer name.
+            config: the plan.
+        """
+        self.context = bind_kv_cache(kv_caches, self.context)
+        self.batch = InputBatch(config, self.max_num_seqs, self.eos_token_ids)
+
+    @torch.inference_mode()
+    def execute_model(self, step: StepInput) -> StepOutput:
+        """Compute a step; the caches and the batch must be bound."""
+        self.batch.apply(step.new_rows, step.table_updates)
+        flat = self.batch.flatten(step)
+        hidden = self._forward(flat)
+        prompt_logprobs = self._prompt_logprobs(hidden, step, flat.query_starts)
+        last_tokens = flat.query_starts[1:][step.samples] - 1
+        rows = step.rows[step.samples]
+        token_ids, logprobs = self._sample(hidden[torch.from_numpy(last_tokens)], rows)
+        self.batch.append(rows, token_ids)
+        return StepOutput(step.step_id, rows, token_ids, logprobs, prompt_logprobs)
+
+    @torch.inference_mode()
+    def touch_weights(self) -> None:
+        """Compute one token through all layers, so that weights mapped from a file are in memory; once is enough."""
+        if not self.weights_touched:
+            self._made_up_step([0], [1], layers=None)
+        self.weights_touched = True
+
+    @torch.inference_mode()
+    def profile(self, max_num_batched_tokens: int, max_model_len: int) -> None:
+        """Compute what needs the most memory in the largest step, without a cache.
+
+        A few tokens at the end of the longest context, decode rows, and prompts that fill the step; through one
+        layer of each kind, as the others need the same memory after it was given back; then one slice of logits
+        and sampling. Queries are attended from in tiles of fixed size, so the few stand for many.
+
+        Args:
+            max_num_batched_tokens: tokens of a step.
+            max_model_len: of the longest request, in tokens.
+        """
+        num_decodes = max(0, min(self.max_num_seqs, max_num_batched_tokens // 2) - 2)
+        deep = min(PROFILE_DEEP_TOKENS, max_model_len, max_num_batched_tokens - num_decodes)
+        rest = max_num_batched_tokens - num_decodes - deep
+        prompts = [max_model_len] * (rest // max_model_len) + [rest % max_model_len] * (rest % max_model_len > 0)
+        decode_context = min(max_model_len, max(1, PROFILE_DECODE_TOKENS // max(1, num_decodes))) - 1
+        self._made_up_step(
+            [max_model_len - deep] + [decode_context] * num_decodes + [0] * len(prompts),
+            [deep] + [1] * num_decodes + prompts,
+            layers=self.model.model.distinct_layers(),
+        )
+
+    def _forward(self, flat: FlatBatch) -> torch.Tensor:
+        return self.model(flat.input_ids, flat.positions, self.context.for_step(flat.groups))
+
+    def _sample(self, hidden: torch.Tensor, rows: np.ndarray) -> tuple[np.ndarray, dict[int, TokenLogprobs]]:
+        """Sample for rows int32 [m] from hidden states [m, hidden_size]: token ids int32 [m], log probabilities."""
+        token_ids = np.empty(rows.size, np.int32)
+        logprobs: dict[int, TokenLogprobs] = {}
+        for part in slices(rows.size, self.logits_rows):
+            logits = self.model.compute_logits(hidden[part])
+            for few in slices(len(logits), self.sampler_rows):
+                token_ids[part][few] = self._sample_few(logits[few], rows[part][few], logprobs)
+        return token_ids, logprobs
+
+    def _sample_few(self, logits: torch.Tensor, rows: np.ndarray, logprobs: dict[int, TokenLogprobs]) -> np.ndarray:
+        """Sample from logits [k, vocab_size] of rows int32 [k]; add the log probabilities of those that asked."""
+        num_top = self.batch.sampling.params["logprobs"][rows]
+        asked = np.flatnonzero(num_top >= 0)
+        own_logits = logits[torch.from_numpy(asked)]  # a copy, as sampling changes the logits
+        token_ids = sample(logits, self._sample_input(rows))
+        for i, k in enumerate(asked):
+            logprobs[int(rows[k])] = token_logprobs(own_logits[i : i + 1], token_ids[k : k + 1], int(num_top[k]))
+        return token_ids
+
+    def _sample_input(self, rows: np.ndarray) -> SampleInput:
+        batch = self.batch
+        return SampleInput(
+            params=batch.sampling.params[rows],
+            token_ids=[batch.token_ids[row, : batch.num_tokens[row]] for row in rows],
+            num_prompt_tokens=batch.num_prompt_tokens[rows],
+            end_token_ids=[batch.sampling.end_token_ids[row] for row in rows],
+        )
+
+    def _prompt_logprobs(
+        self, hidden: torch.Tensor, step: StepInput, query_starts: np.ndarray
+    ) -> dict[int, TokenLogprobs]:
+        """Report, for rows that asked, the prompt tokens that follow the positions computed in this step."""
+        result = {}
+        for i in np.flatnonzero(self.batch.sampling.params["prompt_logprobs"][step.rows] >= 0):
+            row, first = int(step.rows[i]), int(step.num_computed_tokens[i])
+            stop = min(first + int(step.num_scheduled_tokens[i]), int(self.batch.num_prompt_tokens[row]) - 1)
+            if stop <= first:
+                continue
+            targets = self.batch.token_ids[row, first + 1 : stop + 1]
+            num_top = int(self.batch.sampling.params["prompt_logprobs"][row])
+            row_hidden = hidden[query_starts[i] : query_starts[i] + stop - first]
+            parts = [
+                token_logprobs(self.model.compute_logits(row_hidden[part]), targets[part], num_top)
+                for part in slices(stop - first, self.sampler_rows)
+            ]
+            result[row] = TokenLogprobs(
+                *(
+                    np.concatenate([getattr(part, name) for part in parts])
+                    for name in ("token_ids", "logprobs", "ranks")
+                )
+            )
+        return result
+
+    def _made_up_step(self, num_computed: list[int], num_new: list[int], layers: Sequence[int] | None) -> None:
+        """Run a made-up step over caches of a single page, which every block of every row points to, then sample."""
+        query_starts = np.concatenate(([0], np.cumsum(num_new)))
+        positions = np.concatenate(
+            [np.arange(start, start + new) for start, new in zip(num_computed, num_new, strict=True)]
+        )
+        kv_caches = self._caches_of_one_page()
+        groups = [
+            GroupMetadata(
+                query_starts=query_starts,
+                num_computed_tokens=np.array(num_computed),
+                block_table=np.zeros((len(num_new), cdiv(int(positions.max()) + 1, cache.block_size)), np.int32),
+                slot_mapping=torch.from_numpy(positions % cache.block_size),
+            )
+            for cache in kv_caches.values()
+        ]
+        context = replace(self.context, kv_caches=kv_caches).for_step(tuple(groups))
+        input_ids = torch.zeros(positions.size, dtype=torch.int64)
+        hidden = self.model(input_ids, torch.from_numpy(positions), context, layers)
+        self._sample_everything(hidden[: min(len(num_new), self.logits_rows)])
+
+    def _caches_of_one_page(self) -> dict[str, KVCacheView]:
+        """Return a cache of one page for each layer, each in a group of its own."""
+        caches = {}
+        for group, (name, layer) in enumerate(self.context.layers.items()):
+            spec = layer.get_kv_cache_spec()
+            block_size = spec.block_size_multiple * cdiv(16, spec.block_size_multiple)
+            tensors = {
+                view.name: torch.zeros((1, *view.shape), dtype=torch_dtype(view.dtype))
+                for view in spec.view(block_size)
+            }
+            caches[name] = KVCacheView(tensors, group, block_size)
+        return caches
+
+    def _sample_everything(self, hidden: torch.Tensor) -> None:
+        """Make one slice of logits, and sample from a part of it with every option that needs memory."""
+        rows = SamplingRows(1, self.eos_token_ids)
+        rows.set(0, SamplingParams(top_k=1 << 20, top_p=0.99, min_p=0.01, repetition_penalty=1.1, seed=0))
+        logits = self.model.compute_logits(hidden)[: self.sampler_rows]
+        own_logits = logits.clone()
+        few = SampleInput(
+            params=np.repeat(rows.params, len(logits)),
+            token_ids=[np.zeros(1, np.int32)] * len(logits),
+            num_prompt_tokens=np.ones(len(logits), np.int64),
+            end_token_ids=rows.end_token_ids * len(logits),
+        )
+        token_logprobs(own_logits, sample(logits, few), num_top=1)
+
+
+def slices(total: int, size: int) -> Iterator[slice]:
+    """Cut 0 .. total into slices of at most `size`."""
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))

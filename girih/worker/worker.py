@@ -1,0 +1,118 @@
+"""`Worker`: owns one device and one model; the engine core calls its methods in the order in which they stand here."""
+
+from __future__ import annotations
+
+from girih import arch, plugins
+from girih.attention import AttentionBackend
+from girih.checkpoint.hf_config import eos_token_ids, load_config
+from girih.checkpoint.resolve import resolve_model
+from girih.config import EngineConfig
+from girih.device import Device
+from girih.kv.config import KVCacheConfig
+from girih.kv.spec import KVCacheSpec
+from girih.layers.dtypes import torch_dtype
+from girih.messages import StepInput, StepOutput
+from girih.models import build_model
+from girih.worker.kv_cache import make_views
+from girih.worker.loader import load_weights
+from girih.worker.memory import MemoryProfile, MemoryReport, memory_report
+from girih.worker.model_runner import ModelRunner
+
+
+class Worker:
+    """One process' share of the engine.
+
+    Args:
+        config: the engine's options.
+        rank: of this worker, 0 .. number of workers - 1.
+    """
+
+    def __init__(self, config: EngineConfig, rank: int):
+        self.config = config
+        self.rank = rank
+        self.device: Device = plugins.load("girih.device", config.device, what="device")
+        self.backend: AttentionBackend = plugins.load(
+            "girih.attention", config.attention_backend, what="attention backend"
+        )
+
+    def load_model(self) -> int:
+        """Build the model and map its weights; returns their bytes.
+
+        Raises:
+            ConfigError: an architecture or a field of config.json that is not supported.
+            CheckpointError: weights that are damaged or do not match config.json.
+        """
+        directory = resolve_model(self.config.model)
+        model_config = load_config(directory)
+        dtype = torch_dtype(arch.resolve_dtype(self.config.dtype, model_config))
+        model, context = build_model(model_config, dtype, self.backend, self.device.float32_rows())
+        self.weights_bytes = load_weights(model, directory, model_config, dtype)
+        facts = arch.load(model_config)
+        self.model_limit = facts.max_model_len(model_config)
+        self.runner = ModelRunner(
+            model,
+            context,
+            vocab_size=facts.parse_config(model_config).vocab_size,
+            max_num_seqs=self.config.max_num_seqs,
+            eos_token_ids=eos_token_ids(directory),
+        )
+        return self.weights_bytes
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        """Ask every layer of the model that has a cache what it needs; by layer name, in model order."""
+        return {name: layer.get_kv_cache_spec() for name, layer in self.runner.context.layers.items()}
+
+    def determine_available_memory(self) -> MemoryReport:
+        """Measure the largest step and say what is left for the KV cache.
+
+        The engine core does not ask when the size is given by `kv_cache_memory_bytes`.
+
+        Raises:
+            CapacityError: nothing is left; names this worker and its bill.
+        """
+        facts = self.device.memory_facts()
+        asked = self.config.max_model_len
+        longest = min(asked, self.model_limit) if isinstance(asked, int) else self.model_limit
+        self.runner.touch_weights()
+        process_bytes = self.device.process_bytes()
+        self.device.reset_peak()
+        self.runner.profile(self.config.max_num_batched_tokens, longest)
+        profile = MemoryProfile(
+            total_bytes=facts.total_bytes,
+            free_bytes=self.device.memory_facts().free_bytes,
+            weights_bytes=self.weights_bytes,
+            process_bytes=process_bytes,
+            peak_process_bytes=self.device.peak_process_bytes(),
+        )
+        report = memory_report(profile, utilization=self.config.memory_utilization, rank=self.rank)
+        report.check()
+        return report
+
+    def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> list[int]:
+        """Allocate the pool and give every layer its view of it.
+
+        Args:
+            kv_cache_config: the plan of this worker.
+
+        Returns:
+            The blocks really bound, per group.
+
+        Raises:
+            BindingError: plan and layers do not match.
+        """
+        buffer = self.device.allocate(kv_cache_config.total_bytes)
+        buffer[kv_cache_config.pool_bytes :].zero_()  # the null page
+        self.runner.bind(make_views(buffer, kv_cache_config), kv_cache_config)
+        return [kv_cache_config.num_blocks(group) for group in range(len(kv_cache_config.groups))]
+
+    def compile_or_warm_up_model(self) -> None:
+        """Compute one token, so that the first request finds the weights in memory."""
+        self.runner.touch_weights()
+
+    def execute_model(self, step: StepInput) -> StepOutput:
+        """Compute one step; steps come strictly in order."""
+        return self.runner.execute_model(step)
+
+    def shutdown(self) -> None:
+        """Let go of the model and the pool."""
+        vars(self).pop("runner", None)

@@ -1,0 +1,122 @@
+"""Memory facts from made-up /proc and /sys trees, and from this machine."""
+
+import pytest
+import torch
+
+from girih.device import cpu
+from girih.errors import ConfigError
+from girih.units import GIB, MIB
+
+UNLIMITED_V1 = 9223372036854771712
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine of 16 GiB, 12 of them available; write(path, text) adds files."""
+
+    def write(path: str, text: object) -> None:
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+    write("proc/meminfo", f"MemTotal: {16 * GIB // 1024} kB\nMemFree: 1 kB\nMemAvailable: {12 * GIB // 1024} kB")
+    machine.write, machine.root = write, tmp_path
+    return machine
+
+
+def limit_v2(machine, limit, used=0, path=""):
+    machine.write("proc/self/cgroup", f"0::/{path}")
+    machine.write(f"sys/fs/cgroup/{path}/memory.max", limit)
+    machine.write(f"sys/fs/cgroup/{path}/memory.current", used)
+
+
+def facts_gib(machine):
+    facts = cpu.memory_facts(machine.root)
+    return facts.total_bytes / GIB, facts.free_bytes / GIB
+
+
+def test_without_cgroup_files_the_machine_is_the_limit(machine):
+    assert facts_gib(machine) == (16, 12)
+    assert cpu.memory_facts(machine.root).source == "this machine"
+
+
+def test_version_2_limit_below_the_machine(machine):
+    limit_v2(machine, 1 * GIB, used=256 * MIB)
+    assert facts_gib(machine) == (1, 0.75)
+    assert cpu.memory_facts(machine.root).source.endswith("memory.max")
+
+
+@pytest.mark.parametrize("limit", ["max", 64 * GIB, UNLIMITED_V1])
+def test_no_limit_in_effect(machine, limit):
+    limit_v2(machine, limit, used=10 * GIB)
+    assert facts_gib(machine) == (16, 12)
+
+
+def test_limit_of_a_parent_cgroup_counts(machine):
+    limit_v2(machine, "max", path="a/b")
+    machine.write("sys/fs/cgroup/a/memory.max", 2 * GIB)
+    machine.write("sys/fs/cgroup/a/memory.current", GIB)
+    assert facts_gib(machine) == (2, 1)
+
+
+def test_own_path_unseen_inside_a_container_falls_back_to_the_root(machine):
+    limit_v2(machine, 3 * GIB)
+    machine.write("proc/self/cgroup", "0::/kubepods/pod7/../../outside")
+    assert facts_gib(machine) == (3, 3)
+
+
+def test_file_cache_that_can_be_dropped_is_free(machine):
+    limit_v2(machine, 4 * GIB, used=3 * GIB)
+    machine.write("sys/fs/cgroup/memory.stat", f"anon {GIB}\ninactive_file {2 * GIB}\nactive_file 0")
+    assert facts_gib(machine) == (4, 3)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(2 * GIB, (2, 1.5)), (UNLIMITED_V1, (16, 12))])
+def test_version_1(machine, limit, expected):
+    machine.write("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/abc")
+    machine.write("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", limit)
+    machine.write("sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes", GIB)
+    machine.write("sys/fs/cgroup/memory/docker/abc/memory.stat", f"total_inactive_file {GIB // 2}")
+    assert facts_gib(machine) == expected
+
+
+def test_usage_above_the_limit_is_no_negative_free_memory(machine):
+    limit_v2(machine, GIB, used=2 * GIB)
+    assert facts_gib(machine) == (1, 0)
+
+
+def test_a_machine_that_tells_nothing_is_refused_with_the_way_out(tmp_path):
+    with pytest.raises(ConfigError, match=r"meminfo does not tell the memory.*--kv-cache-memory"):
+        cpu.memory_facts(tmp_path)
+
+
+def test_this_machine_and_process():
+    facts = cpu.memory_facts()
+    assert 0 < facts.free_bytes <= facts.total_bytes
+    assert 10 * MIB < cpu.process_bytes() < facts.total_bytes
+
+
+def test_the_peak_is_that_since_the_reset():
+    cpu.reset_peak()
+    before = cpu.peak_process_bytes()
+    torch.ones(64 * MIB, dtype=torch.uint8)
+    assert 60 * MIB < cpu.peak_process_bytes() - before < 200 * MIB
+
+
+def test_a_refused_reset_only_makes_the_peak_larger(tmp_path):
+    cpu.reset_peak(tmp_path / "nowhere")
+    assert cpu.process_bytes(tmp_path) == 0
+
+
+def test_allocation_is_aligned_and_lazy():
+    before = cpu.process_bytes()
+    buffer = cpu.allocate(GIB)
+    assert buffer.dtype == torch.uint8
+    assert buffer.numel() == GIB
+    assert buffer.data_ptr() % 64 == 0
+    assert cpu.process_bytes() - before < 64 * MIB
+
+
+def test_a_size_that_cannot_be_had_is_refused_naming_it():
+    with pytest.raises(ConfigError, match=r"cannot allocate .* for the KV cache .*--kv-cache-memory"):
+        cpu.allocate(1 << 60)
