@@ -1,0 +1,116 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from girih.errors import ConfigError
+from girih.kv.hashing import BlockHasher, siphash128
+
+SECRET = bytes(range(16))
+
+
+def hasher(block_size=4, secret=SECRET):
+    return BlockHasher(block_size, secret)
+
+
+def keys_of(tokens, salt="", **options):
+    made = hasher(**options)
+    return [tuple(key) for key in made.chain(made.root(salt), np.array(tokens, dtype=np.int32)).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("message", "digest"),
+    [  # from `openssl mac -macopt hexkey:0001..0f -macopt size:16 SIPHASH`
+        ("", "A3817F04BA25A8E66DF67214C7550293"),
+        ("0001020304050607", "3B62A9BA6258F5610F83E264F31497B4"),
+        ("000102030405060708090a0b0c0d0e0f", "6EE2A4CA67B054BBFD3315BF85230577"),
+    ],
+)
+def test_it_is_siphash_with_128_bits(message, digest):
+    words = np.frombuffer(bytes.fromhex(message), dtype="<u8").astype(np.uint64)
+    key = siphash128(np.frombuffer(SECRET, dtype="<u8").astype(np.uint64), words)
+    assert np.array(key, dtype="<u8").tobytes() == bytes.fromhex(digest)
+
+
+def test_a_key_covers_all_tokens_up_to_the_end_of_its_block():
+    tokens = list(range(12))
+    keys = keys_of(tokens)
+    assert len(keys) == 3
+    for changed in range(12):
+        other = keys_of([*tokens[:changed], 99, *tokens[changed + 1 :]])
+        assert [a == b for a, b in zip(keys, other, strict=True)] == [block < changed // 4 for block in range(3)]
+
+
+def test_tokens_that_fill_no_block_have_no_key():
+    assert keys_of(range(7)) == keys_of(range(4))
+    assert keys_of(range(3)) == []
+
+
+def test_decoding_makes_the_same_keys_as_a_prompt():
+    made = hasher()
+    tokens = np.arange(16, dtype=np.int32)
+    prompt = made.chain(made.root("s"), tokens)
+    keys = made.root("s")[None]
+    for block in range(4):
+        keys = made.extend(keys, tokens[None, 4 * block : 4 * block + 4])
+        assert np.array_equal(keys[0], prompt[block])
+
+
+def test_rows_of_one_call_do_not_mix():
+    made = hasher()
+    parents = np.array([made.root(""), made.root("x")])
+    tokens = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.int32)
+    both = made.extend(parents, tokens)
+    for row in range(2):
+        assert np.array_equal(made.extend(parents[row : row + 1], tokens[row : row + 1])[0], both[row])
+
+
+def test_a_key_depends_on_all_128_bits_of_its_parent():
+    parents = np.array([[1, 2], [1, 3], [4, 2]], dtype=np.uint64)
+    keys = hasher().extend(parents, np.zeros((3, 4), dtype=np.int32))
+    assert len({tuple(key) for key in keys.tolist()}) == 3
+
+
+def test_salts_secrets_and_block_sizes_are_worlds_of_their_own():
+    tokens = range(64)
+    salts = ["", "a", "ab", "b", "a\0", "\0", "00000000", "0" * 16, "é"]
+    worlds = [keys_of(tokens, salt) for salt in salts]
+    worlds += [keys_of(tokens, secret=bytes(16)), keys_of(tokens, block_size=8), keys_of(tokens, block_size=5)]
+    flat = [key for keys in worlds for key in keys]
+    assert len(set(flat)) == len(flat)
+    assert keys_of(tokens, "ab") == keys_of(tokens, "ab")
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), st.lists(st.integers(0, 3), min_size=3, max_size=9)), max_size=8))
+def test_different_salts_or_tokens_never_share_a_key(requests):
+    seen = {}
+    for salt, tokens in requests:
+        for block, key in enumerate(keys_of(tokens, salt, block_size=3)):
+            covered = (salt, tuple(tokens[: 3 * block + 3]))
+            assert seen.setdefault(key, covered) == covered
+
+
+def test_negative_and_large_token_ids_are_different():
+    assert len({keys_of([token] * 4)[0] for token in (-1, 0, 1, 2**31 - 1, -(2**31))}) == 5
+
+
+def test_processes_with_one_secret_agree_and_without_one_do_not():
+    code = (
+        "import sys, numpy as np; from girih.kv.hashing import BlockHasher\n"
+        "made = BlockHasher(4, bytes(range(16)) if sys.argv[1] == 'given' else None)\n"
+        "print(made.chain(made.root('s'), np.arange(32, dtype=np.int32)).tolist())"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, check=True).stdout
+        for how in ("given", "given", "random")
+    ]
+    assert runs[0] == runs[1] != runs[2]
+    assert runs[0].strip() == str([list(key) for key in keys_of(range(32), "s")])
+
+
+def test_a_secret_of_another_length_is_refused():
+    with pytest.raises(ConfigError, match="3 bytes; give 16"):
+        hasher(secret=b"abc")
