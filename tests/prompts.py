@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-ENGLISH = (Path(__file__).parent.parent / "LICENSE").read_text()
+_LICENCE = (Path(__file__).parent.parent / "LICENSE").read_text()
+ENGLISH = _LICENCE + "\n\n".join(reversed(_LICENCE.split("\n\n")))
 
 _FUNCTION = '''
 def tile_{n}(width: int, height: int = {n}) -> list[tuple[int, int]]:

@@ -87,9 +87,7 @@ def test_preempted_requests_equal_transformers(directory, oracle) -> None:
     probe = {**OPTIONS, "max_model_len": 200}
     with LLM(str(directory), **probe) as llm:
         config = llm.kv_cache_configs[0]
-        lone_bytes = config.total_bytes / config.num_slabs  # one slab
         prompts = [prompt_ids(llm.tokenizer.encode, "english", 60, start=80 * i) for i in range(6)]
-    del lone_bytes
     pool_bytes = pool_for(config, num_requests=2.5)
     with LLM(str(directory), **{**probe, "kv_cache_memory": pool_bytes}) as llm:
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, logprobs=1))
