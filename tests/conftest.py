@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the oracle reads local directories only
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as girih.worker sets it, if torch is not loaded before
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait for each other on models this small
 
 
@@ -15,7 +16,7 @@ def real_model() -> Callable[[str], Path]:
     """Give the directory of a named model ("smollm2", "gemma3-270m"), pulling it on first use."""
     from girih.checkpoint.pull import pull
 
-    return lambda name: pull(name)
+    return pull
 
 
 @pytest.fixture(autouse=True)
