@@ -1,4 +1,4 @@
-"""`EngineConfig`: everything a user may set, frozen and checked. A decision made later is a new value, never a write."""
+"""`EngineConfig`: everything a user may set, frozen and checked. A later decision is a new value, never a write."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class EngineConfig:
         executor: a file in `girih/executor`.
         device: a file in `girih/device`.
         attention_backend: a file in `girih/attention`.
+        tensor_parallel_size: workers that share each layer; this version runs one.
+        pipeline_parallel_size: workers that share the layers; this version runs one.
         seed: where the seeds of requests without one start.
         check_invariants: run the cache manager's `check()` after every step (slow; tests and debugging).
     """

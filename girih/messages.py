@@ -84,6 +84,10 @@ class TokenLogprobs:
     logprobs: np.ndarray
     ranks: np.ndarray
 
+    def since(self, position: int) -> TokenLogprobs:
+        """Return the positions from `position` on; none when it is past the end."""
+        return TokenLogprobs(self.token_ids[position:], self.logprobs[position:], self.ranks[position:])
+
 
 @dataclass(frozen=True)
 class StepOutput:

@@ -14,7 +14,8 @@ from girih.errors import ConfigError
 def available(package: str) -> list[str]:
     """List the plug-in names in a package such as "girih.device", sorted; names with a leading _ are not plug-ins."""
     spec = importlib.util.find_spec(package)
-    assert spec is not None and spec.submodule_search_locations is not None, package
+    assert spec is not None, package
+    assert spec.submodule_search_locations is not None, package
     names = (module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))
     return sorted(name for name in names if not name.startswith("_"))
 

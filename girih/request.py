@@ -19,7 +19,7 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0 keeps all.
         top_p: keep the smallest set of likely tokens whose probability reaches this.
         min_p: drop tokens less likely than this share of the most likely one.
-        repetition_penalty: > 1 makes tokens of prompt and output less likely (logit divided if positive, else multiplied).
+        repetition_penalty: > 1 makes tokens of prompt and output less likely: divides logits > 0, multiplies others.
         presence_penalty: subtracted once from the logits of tokens already in the output.
         frequency_penalty: subtracted per occurrence in the output.
         seed: same seed, same tokens, alone or in a batch; None takes one from the engine.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as girih/device/cpu.py says; torch is loaded after this
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the oracle reads local directories only
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as girih.worker sets it, if torch is not loaded before
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait for each other on models this small
 
 

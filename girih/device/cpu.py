@@ -5,6 +5,7 @@ torch is imported where it is used, so that `girih plan` asks for the machine's 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,10 @@ from girih.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
+
+# A thread that waits for others sleeps instead of spinning: where other programs use the cores too, spinning made
+# small matrix products up to 40 times slower. OpenMP reads this when torch is loaded, which happens later.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path("/")
 

@@ -1,0 +1,130 @@
+"""Command-line options made from a dataclass: one option per field, its type, default and help taken from there.
+
+So a command takes exactly what `EngineConfig` and `SamplingParams` take, and a new field is an option at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Optional, get_type_hints
+
+import typer
+
+from girih.config import EngineConfig
+from girih.errors import ConfigError
+from girih.units import parse_bytes
+
+
+@dataclass(frozen=True)
+class _Written:
+    """How a field whose type no option can have is written on the command line.
+
+    Args:
+        option: the option's name.
+        kind: the type that typer reads.
+        parse: from that to the field's value.
+    """
+
+    option: str
+    kind: Any
+    parse: Callable[[Any], Any]
+
+
+def _parse_length(text: str) -> int | str:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f'--max-model-len {text!r} must be a whole number of tokens, or "auto"') from None
+
+
+_WRITTEN = {
+    "max_model_len": _Written("--max-model-len", str, _parse_length),
+    "kv_cache_memory_bytes": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
+    "stop": _Written("--stop", list[str], tuple),
+    "stop_token_ids": _Written("--stop-token-ids", list[int], tuple),
+}
+
+
+def with_options(
+    *classes: type, defaults: Mapping[str, Any] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every field of these dataclasses.
+
+    The command takes `**options`; there it finds what was typed, ready for `build`.
+
+    Args:
+        *classes: dataclasses whose docstring describes their fields under "Args:"; a name that several have, such
+            as the seed, is one option, as the first describes it.
+        defaults: field -> default, where the command's differs from the dataclass'.
+    """
+
+    def _decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        made = [p for cls in classes for p in _parameters(cls, defaults or {})]
+        by_name = {p.name: p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in reversed([*own, *made])}
+        parameters = list(reversed(by_name.values()))
+
+        def run(**values: Any) -> None:
+            command(**values)
+
+        run.__doc__ = command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return _decorate
+
+
+def build(cls: type, options: Mapping[str, Any]) -> Any:
+    """Make a dataclass from the options that belong to it.
+
+    Raises:
+        GirihError: a value that the dataclass or its parser refuses.
+    """
+    values = {}
+    for field in dataclasses.fields(cls):
+        value = options[field.name]
+        written = _WRITTEN.get(field.name)
+        values[field.name] = value if written is None or value is None else written.parse(value)
+    return cls(**values)
+
+
+def _parameters(cls: type, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
+    hints, help_texts = get_type_hints(cls), _field_help(cls)
+    section = "Engine" if cls is EngineConfig else "Sampling"
+    parameters = []
+    for field in dataclasses.fields(cls):
+        written = _WRITTEN.get(field.name)
+        kind = hints[field.name] if written is None else written.kind
+        names = [] if written is None else [written.option]
+        default = defaults.get(field.name, field.default)
+        if default is dataclasses.MISSING:
+            default = ...
+        elif isinstance(default, tuple):
+            default = list(default)
+        option = typer.Option(*names, help=help_texts[field.name], rich_help_panel=f"{section} options")
+        parameters.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is ... else default,
+                annotation=Annotated[kind, option],
+            )
+        )
+    return parameters
+
+
+def _field_help(cls: type) -> dict[str, str]:
+    """Read field -> description from the "Args:" of a docstring, one line each."""
+    found: dict[str, str] = {}
+    for line in inspect.getdoc(cls).partition("Args:")[2].splitlines():  # type: ignore[union-attr]
+        match = re.match(r"    (\w+): (.*)", line)
+        if match:
+            found[match[1]] = match[2][0].upper() + match[2][1:]
+    return found

@@ -1,0 +1,393 @@
+"""The engine core: brings everything up in one order, then steps. It plans; workers only do as told.
+
+Bring-up is written here once, for every executor:
+
+    plan from config.json -> load model -> compare specs -> measure memory -> plan -> bind -> warm up
+
+A request lives from `add_request` to the update with its finish reason; one call of `step` moves all of them on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from girih import arch, plugins
+from girih.checkpoint.hf_config import eos_token_ids, load_config
+from girih.checkpoint.resolve import resolve_model
+from girih.config import EngineConfig
+from girih.errors import BindingError, ExecutorError, PlanError
+from girih.executor._base import CALL_TIMEOUT_S, Executor
+from girih.kv.config import KVCacheConfig
+from girih.kv.manager import CacheStats, KVCacheManager
+from girih.kv.plan import get_kv_cache_configs
+from girih.kv.spec import KVCacheSpec
+from girih.messages import StepInput, StepOutput
+from girih.request import SamplingParams
+from girih.sched.request_state import RequestState, RequestUpdate
+from girih.sched.scheduler import Scheduler
+from girih.units import dtype_bytes
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StartupReport:
+    """How long each phase of bring-up took, and what memory was found.
+
+    Args:
+        phases_s: phase -> seconds, in order; together they are the start-up time.
+        memory: what each worker reported, by rank; empty when the KV cache's size was given.
+    """
+
+    phases_s: dict[str, float] = field(default_factory=dict)
+    memory: list[Any] = field(default_factory=list)
+
+    @property
+    def total_s(self) -> float:
+        """Return the start-up time in seconds."""
+        return sum(self.phases_s.values())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time and log one phase."""
+        logger.debug("%s ...", name)
+        start = time.perf_counter()
+        yield
+        self.phases_s[name] = time.perf_counter() - start
+        logger.info("%s: %.3f s", name, self.phases_s[name])
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What the engine is doing.
+
+    Args:
+        num_running: requests that hold a row and pages.
+        num_waiting: requests that wait, new or preempted.
+        num_preemptions: times a request lost its pages, since start-up.
+        num_steps: steps since start-up.
+        kv_cache_usage: share of the slabs that hold a page in use.
+        cache: the cache manager's own counts.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_steps: int
+    kv_cache_usage: float
+    cache: CacheStats
+
+
+class EngineCore:
+    """One model, its workers, its KV cache and its requests.
+
+    Args:
+        config: the options.
+
+    Raises:
+        GirihError: the engine cannot be brought up; nothing is left running.
+    """
+
+    def __init__(self, config: EngineConfig):
+        self.startup_report = StartupReport()
+        with self.startup_report.phase("find model"):
+            self.model_directory = resolve_model(config.model)
+        self.config = dataclasses.replace(config, model=str(self.model_directory))
+        self.model_config = load_config(self.model_directory)
+        self.vocab_size: int = arch.load(self.model_config).parse_config(self.model_config).vocab_size
+        self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
+        self._request_ids = map(str, itertools.count())
+        self._num_steps = 0
+        self._in_flight: tuple[StepInput, Future[StepOutput]] | None = None
+        self._dead: str | None = None
+        self._planned: tuple[tuple[list[Any], list[int]], list[KVCacheConfig]] | None = None
+        executor = plugins.load("girih.executor", config.executor, what="executor")
+        self.executor: Executor = executor.create(self.config)
+        try:
+            self.kv_cache_configs = self._bring_up()
+            with self.startup_report.phase("make scheduler"):
+                self.scheduler = self._make_scheduler(self.kv_cache_configs[0])
+            logger.info("start-up took %.3f s", self.startup_report.total_s)
+        except BaseException:
+            self.executor.shutdown()
+            raise
+
+    @property
+    def max_model_len(self) -> int:
+        """Return the longest request in tokens, prompt and output: the solved value of "auto"."""
+        return self.scheduler.max_request_tokens
+
+    def add_request(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> str:
+        """Queue one sequence.
+
+        Args:
+            prompt_token_ids: at least one id, all within the vocabulary.
+            params: with `seed` set; `n` is not looked at.
+            priority: smaller is more important, for policies that look at it.
+            cache_salt: requests share cached prefixes only with the same salt.
+
+        Returns:
+            Its id, unique in this engine.
+
+        Raises:
+            RequestError: it could never run.
+            ExecutorError: the engine is dead.
+        """
+        self._check_alive()
+        request = RequestState(
+            request_id=next(self._request_ids),
+            prompt_token_ids=np.array(prompt_token_ids, dtype=np.int32),
+            sampling_params=params,
+            max_output_tokens=self.max_model_len if params.max_tokens is None else params.max_tokens,
+            eos_token_ids=frozenset() if params.ignore_eos else self._eos_token_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        self.scheduler.add(request)
+        return request.request_id
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request and free its pages at once.
+
+        Returns:
+            Whether it was still there; ending and aborting at the same time is no error.
+        """
+        self._collect()  # a step may be under way if the caller of `step` was interrupted
+        return self.scheduler.abort(request_id)
+
+    def has_unfinished(self) -> bool:
+        """Tell whether any request waits or runs."""
+        return self.scheduler.has_unfinished()
+
+    def step(self) -> list[RequestUpdate]:
+        """Move every request on: schedule, execute and sample, update.
+
+        Returns:
+            What became known, one update per request that has news.
+        """
+        self._launch()
+        self._collect()
+        if self.config.check_invariants:
+            self.scheduler.manager.check()
+        return self.scheduler.take_updates()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes.
+
+        Returns:
+            False, and nothing is forgotten, while requests run.
+        """
+        return self.scheduler.manager.reset_prefix_cache()
+
+    def stats(self) -> EngineStats:
+        """Return what the engine is doing now."""
+        queues, manager = self.scheduler.queues, self.scheduler.manager
+        return EngineStats(
+            num_running=len(queues.running),
+            num_waiting=len(queues.waiting),
+            num_preemptions=queues.num_preemptions,
+            num_steps=self._num_steps,
+            kv_cache_usage=manager.usage,
+            cache=manager.stats(),
+        )
+
+    def shutdown(self) -> None:
+        """Release the workers; the engine takes no more requests. A second call does nothing."""
+        self._dead = self._dead or "it was shut down"
+        self.executor.shutdown()
+
+    # ---- bring-up
+
+    def _bring_up(self) -> list[KVCacheConfig]:
+        report, rpc = self.startup_report, self.executor.collective_rpc
+        with report.phase("plan from config.json"):
+            expected = self._expected_specs()
+            self._try_plan(expected)
+        with report.phase("start workers"):
+            self.executor.start()
+        with report.phase("load model"):
+            rpc("load_model")
+        with report.phase("compare cache specs"):
+            specs = rpc("get_kv_cache_spec")
+            check_specs(expected, specs)
+        with report.phase("measure memory"):
+            available_bytes = self._available_memory(len(specs))
+        with report.phase("plan KV cache"):
+            configs = self._plan(specs, available_bytes)
+        with report.phase("bind KV cache"):
+            bound = rpc("initialize_from_config", args_by_rank=[(kv_config,) for kv_config in configs])
+            check_bound(configs, bound)
+        with report.phase("warm up"):
+            rpc("compile_or_warm_up_model")
+        return configs
+
+    def _expected_specs(self) -> dict[str, KVCacheSpec]:
+        """Say what each layer will ask for, from config.json alone; no backend was asked, so blocks are of any size."""
+        dtype = arch.resolve_dtype(self.config.dtype, self.model_config)
+        return arch.load(self.model_config).kv_cache_specs(self.model_config, dtype, block_size_multiple=1)
+
+    def _try_plan(self, specs: Mapping[str, KVCacheSpec]) -> None:
+        """Refuse what cannot fit before any weight is read; of the memory only an upper bound is known yet."""
+        device = plugins.load("girih.device", self.config.device, what="device")
+        available_bytes = self.config.kv_cache_memory_bytes
+        if available_bytes is None:
+            facts = device.memory_facts()
+            element_bytes = dtype_bytes(arch.resolve_dtype(self.config.dtype, self.model_config))
+            weights_bytes = arch.num_parameters(self.model_config) * element_bytes
+            available_bytes = int(self.config.memory_utilization * facts.total_bytes) - weights_bytes
+        self._plan([specs], [available_bytes])
+
+    def _available_memory(self, num_workers: int) -> list[int]:
+        if self.config.kv_cache_memory_bytes is not None:
+            return [self.config.kv_cache_memory_bytes] * num_workers
+        self.startup_report.memory = self.executor.collective_rpc("determine_available_memory")
+        for report in self.startup_report.memory:
+            logger.info("%s", report.describe())
+            for warning in report.warnings:
+                logger.warning("%s", warning)
+        return [report.available_bytes for report in self.startup_report.memory]
+
+    def _plan(self, specs: Sequence[Mapping[str, KVCacheSpec]], available_bytes: Sequence[int]) -> list[KVCacheConfig]:
+        facts = (list(specs), list(available_bytes))
+        if self._planned is not None and self._planned[0] == facts:
+            return self._planned[1]  # tried before, and nothing new was learnt
+        configs = get_kv_cache_configs(
+            specs,
+            available_bytes,
+            max_model_len=self.config.max_model_len,
+            model_limit=arch.load(self.model_config).max_model_len(self.model_config),
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_num_seqs=self.config.max_num_seqs,
+            block_size=self.config.block_size,
+        )
+        self._planned = (facts, configs)
+        return configs
+
+    def _make_scheduler(self, kv_cache_config: KVCacheConfig) -> Scheduler:
+        policy = plugins.load("girih.sched.policies", self.config.scheduling_policy, what="scheduling policy")
+        manager = KVCacheManager(
+            kv_cache_config,
+            max_num_seqs=self.config.max_num_seqs,
+            enable_prefix_caching=self.config.enable_prefix_caching,
+        )
+        return Scheduler(
+            manager,
+            policy.order,
+            max_num_seqs=self.config.max_num_seqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+        )
+
+    # ---- one step
+
+    def _launch(self) -> None:
+        """Hand the next step to the workers, unless one is still under way."""
+        if self._in_flight is not None:
+            return
+        self._check_alive()
+        step = self.scheduler.schedule()
+        if step is not None:
+            check_block_ids(step, self.kv_cache_configs[0])
+            self._num_steps = step.step_id
+            self._in_flight = (step, self.executor.execute_model(step))
+
+    def _collect(self) -> None:
+        """Wait for the step under way, if there is one, and take in its result."""
+        if self._in_flight is None:
+            return
+        step, future = self._in_flight
+        try:
+            output = future.result(CALL_TIMEOUT_S)
+        except TimeoutError:
+            self._in_flight = None
+            self._die(f"a step did not return within {CALL_TIMEOUT_S:g} s")
+        except Exception as error:
+            self._in_flight = None
+            logger.exception("step %d failed", step.step_id)
+            self._fail_step(str(error))
+        else:
+            self._in_flight = None
+            self.scheduler.update(step, output)
+
+    def _fail_step(self, error: str) -> None:
+        """End the requests of a failed step; if its workers cannot go on, end them all."""
+        try:
+            self.executor.check_health()
+        except ExecutorError as reason:
+            self._die(f"{error}; {reason}")
+        else:
+            self.scheduler.fail_running(error)
+
+    def _die(self, reason: str) -> None:
+        self._dead = reason
+        self.scheduler.fail_all(reason)
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise ExecutorError(f"this engine takes no more requests: {self._dead}")
+
+
+def check_specs(expected: Mapping[str, KVCacheSpec], specs: Sequence[Mapping[str, KVCacheSpec]]) -> None:
+    """Compare what config.json says every layer caches with what the built model says.
+
+    Only the backend, which the model was built with, knows its block sizes; that field is not compared.
+
+    Args:
+        expected: layer name -> spec, from config.json.
+        specs: the same from every worker, by rank.
+
+    Raises:
+        PlanError: they differ; names the rank, the layer and both specs.
+    """
+    for rank, actual in enumerate(specs):
+        for name in (*expected, *actual):
+            want, have = expected.get(name), actual.get(name)
+            if want is not None and have is not None:
+                want = dataclasses.replace(want, block_size_multiple=have.block_size_multiple)
+            if want != have:
+                raise PlanError(
+                    f"layer {name!r} on the worker of rank {rank} asks for {have}, but config.json says {want}"
+                )
+
+
+def check_bound(configs: Sequence[KVCacheConfig], bound: Sequence[Sequence[int]]) -> None:
+    """Compare the planned blocks with those that the workers really bound.
+
+    Args:
+        configs: the plan of every worker, by rank.
+        bound: blocks per group, by rank.
+
+    Raises:
+        BindingError: fewer are bound than planned: an id beyond them would be somebody else's memory.
+    """
+    for rank, (config, num_bound) in enumerate(zip(configs, bound, strict=True)):
+        planned = [config.num_blocks(g) for g in range(len(config.groups))]
+        if len(num_bound) != len(planned) or any(have < want for have, want in zip(num_bound, planned, strict=True)):
+            raise BindingError(
+                f"the worker of rank {rank} bound {list(num_bound)} blocks per group, the plan has {planned}; "
+                "lower --kv-cache-memory or --memory-utilization"
+            )
+
+
+def check_block_ids(step: StepInput, config: KVCacheConfig) -> None:
+    """Refuse a step with a block id that no worker has bound.
+
+    Raises:
+        BindingError: an id is negative or beyond the null page; names group and id.
+    """
+    for group, update in enumerate(step.table_updates):
+        null_id = config.null_block_id(group)
+        wrong = update.block_ids[(update.block_ids < 0) | (update.block_ids > null_id)]
+        if wrong.size:
+            raise BindingError(f"block id {int(wrong[0])} of group {group} is not bound; ids go from 0 to {null_id}")

@@ -1,0 +1,120 @@
+"""What a user gives -> what the core takes: ids within the vocabulary, and parameters for each completion."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from girih.checkpoint.tokenizer import Tokenizer
+from girih.errors import RequestError
+from girih.request import SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class TokenizedPrompt:
+    """A prompt ready to run.
+
+    Args:
+        text: as given, or None when it came as ids.
+        token_ids: at least one, all within the vocabulary.
+    """
+
+    text: str | None
+    token_ids: list[int]
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return one prompt or several as a list; a flat list of ids is one prompt.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if not items:
+        raise RequestError("there is no prompt; give a text, a list of token ids, or a list of these")
+    if all(_is_token_id(item) for item in items):
+        return [items]  # type: ignore[list-item]  # checked by the line above
+    return items  # type: ignore[return-value]  # each item is checked when it is tokenized
+
+
+def tokenize(
+    prompt: Prompt, tokenizer: Tokenizer, vocab_size: int, *, add_special_tokens: bool = True
+) -> TokenizedPrompt:
+    """Make ids of one prompt and check them.
+
+    Args:
+        prompt: text or token ids.
+        tokenizer: encodes text.
+        vocab_size: rows of the model's embedding.
+        add_special_tokens: put what the model expects in front of a text; off for a chat template, which has it.
+
+    Raises:
+        RequestError: empty, neither text nor ids, or an id outside the vocabulary.
+    """
+    if isinstance(prompt, str):
+        _check_is_unicode(prompt)
+        text, token_ids = prompt, tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+    else:
+        text, token_ids = None, list(prompt) if isinstance(prompt, Iterable) else [prompt]
+        wrong = [item for item in token_ids if not _is_token_id(item)]
+        if wrong:
+            raise RequestError(f"a prompt must be a text or a list of token ids; it holds {wrong[0]!r}")
+        token_ids = list(map(int, token_ids))
+    if not token_ids:
+        raise RequestError("the prompt is empty: it has no token; give at least one")
+    _check_in_vocabulary("prompt token id", token_ids, vocab_size)
+    return TokenizedPrompt(text, token_ids)
+
+
+def split_completions(params: SamplingParams, vocab_size: int, seed: int) -> list[SamplingParams]:
+    """Return the parameters of each of the `n` completions; completion i is seeded with seed + i.
+
+    Only the first reports log probabilities of the prompt, which are the same for all.
+
+    Args:
+        params: as the user gave them.
+        vocab_size: rows of the model's embedding.
+        seed: taken when `params` has none.
+
+    Raises:
+        RequestError: a stop token id outside the vocabulary.
+    """
+    _check_in_vocabulary("stop_token_ids:", params.stop_token_ids, vocab_size)
+    first = seed if params.seed is None else params.seed
+    return [
+        dataclasses.replace(
+            params,
+            n=1,
+            seed=_wrap_int64(first + i),
+            prompt_logprobs=params.prompt_logprobs if i == 0 else None,
+        )
+        for i in range(params.n)
+    ]
+
+
+def _check_is_unicode(text: str) -> None:
+    """Refuse half surrogate pairs, which Python makes of bytes on a command line that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"the prompt is not valid Unicode text at character {error.start}") from error
+
+
+def _is_token_id(item: object) -> bool:
+    """Tell whether an item is an integer of Python or numpy; a bool is not."""
+    return hasattr(item, "__index__") and not isinstance(item, bool)
+
+
+def _check_in_vocabulary(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not _is_token_id(token_id) or not 0 <= token_id < vocab_size:
+            raise RequestError(f"{what} {token_id!r} is not in the vocabulary; ids go from 0 to {vocab_size - 1}")
+
+
+def _wrap_int64(value: int) -> int:
+    return (value + 2**63) % 2**64 - 2**63

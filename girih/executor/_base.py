@@ -1,0 +1,74 @@
+"""`Executor`: how the engine core reaches its workers. An executor is a file in this package with `create`.
+
+Five methods and no more: whatever a worker can do is reached by its method's name through `collective_rpc`,
+so that a new feature of a worker changes no executor. Bring-up is written once, in the engine core.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from girih.messages import StepInput, StepOutput
+
+CALL_TIMEOUT_S = 3600.0
+"""The longest that a call may take unless the caller says otherwise: a stuck worker is an error, not silence."""
+
+
+class Executor(ABC):
+    """Owns the workers and carries calls to them."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Create the workers.
+
+        Raises:
+            ExecutorError: a worker could not be created; with its rank and the original text.
+        """
+
+    @abstractmethod
+    def collective_rpc(
+        self,
+        method: str,
+        args: tuple[Any, ...] = (),
+        timeout_s: float | None = None,
+        *,
+        args_by_rank: Sequence[tuple[Any, ...]] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker and wait for all answers.
+
+        Args:
+            method: name of a public method of the worker.
+            args: the same positional arguments for every worker.
+            timeout_s: seconds to wait; None takes `CALL_TIMEOUT_S`.
+            args_by_rank: instead of `args`, one tuple of arguments per worker.
+
+        Returns:
+            The answers, by rank.
+
+        Raises:
+            GirihError: what a worker raised for the user, unchanged.
+            ExecutorError: any other failure or a timeout; with the rank and the original text.
+        """
+
+    @abstractmethod
+    def execute_model(self, step: StepInput) -> Future[StepOutput]:
+        """Hand one step to the workers, which apply steps strictly in order.
+
+        Returns:
+            A future of the output of the worker that samples; it fails with the errors of `collective_rpc`.
+        """
+
+    @abstractmethod
+    def check_health(self) -> None:
+        """Return if every worker can take another step.
+
+        Raises:
+            ExecutorError: one cannot; with its rank and why.
+        """
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Release the workers and what they hold; a second call does nothing."""

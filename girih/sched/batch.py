@@ -1,0 +1,219 @@
+"""One scheduling pass: share a step's token budget and the free pages among the requests.
+
+From what must not stop to what can wait:
+
+    decodes (1 token each)  ->  running prompts, a share each  ->  newcomers, a share each  ->  leftovers
+
+A prompt gets a share, not all, when others wait, so that a short prompt has its first token soon while a long one
+goes on; whatever is left then goes to the prompts in order, so that no budget is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from girih.kv import capacity
+from girih.kv.manager import KVCacheManager
+from girih.messages import NewRow, StepInput
+from girih.sched.queues import RequestQueues, rows_of
+from girih.sched.request_state import RequestState
+
+MAX_PARTIAL_PROMPTS = 4
+"""Prompts that share the budget of a step; more of them would finish no earlier and hold pages for longer."""
+
+
+class BatchBuilder:
+    """The requests of the next step and how many tokens each computes; filled once, by `fill`.
+
+    Args:
+        queues: the requests; this pass admits and preempts there.
+        manager: the pages.
+        max_num_tokens: the step's token budget.
+        max_running: sequences that run at once.
+    """
+
+    def __init__(self, queues: RequestQueues, manager: KVCacheManager, *, max_num_tokens: int, max_running: int):
+        self.chunks: dict[RequestState, int] = {}
+        """Tokens that each request computes in this step."""
+        self._queues = queues
+        self._manager = manager
+        self._budget_left = max_num_tokens
+        self._max_running = max_running
+        self._prompts: dict[RequestState, int] = {}  # those with more than one token to compute -> how many
+        self._newcomers: list[RequestState] = []
+        self._admission_open = True
+
+    def fill(self) -> None:
+        """Choose the work; see the module. `chunks` stays empty when nothing can run."""
+        self._schedule_decodes()
+        self._schedule_prompts()
+        self._publish(self._prompts)  # nothing is preempted in this pass from here on
+        self._admit_waiting()
+        self._hand_out_leftovers()
+
+    def make_step(self, step_id: int) -> StepInput:
+        """Write the batch as the message to the workers."""
+        rows = rows_of(self.chunks)
+        num_scheduled = np.fromiter(self.chunks.values(), dtype=np.int32, count=len(rows))
+        num_computed = self._manager.num_computed_tokens[rows].astype(np.int32)
+        return StepInput(
+            step_id=step_id,
+            new_rows=tuple(_new_row(request) for request in self._newcomers),
+            table_updates=self._manager.take_table_updates(),
+            rows=rows,
+            num_computed_tokens=num_computed,
+            num_scheduled_tokens=num_scheduled,
+            samples=num_computed + num_scheduled == self._queues.num_tokens[rows],
+        )
+
+    # ---- the pass, in order
+
+    def _schedule_decodes(self) -> None:
+        running, remaining = self._queues.running, self._queues.num_remaining()
+        decodes = [request for request, n in zip(running, remaining, strict=True) if n == 1]
+        self._prompts = {request: n for request, n in zip(running, remaining, strict=True) if n > 1}
+        while decodes:
+            num_served = self._manager.reserve(rows_of(decodes), np.ones(len(decodes), dtype=np.int32))
+            if num_served == len(decodes):
+                break
+            newest = running[-1]
+            if newest is decodes[num_served]:
+                self._admission_open = False  # it pauses
+                decodes.pop()
+                break
+            self._preempt(newest)
+            decodes = [request for request in decodes if request is not newest]
+        for request in decodes:
+            self._grant(request, 1)
+
+    def _schedule_prompts(self) -> None:
+        num_sharers = min(len(self._prompts), MAX_PARTIAL_PROMPTS) + bool(self._queues.waiting)
+        share = self._share(num_sharers)
+        for request, remaining in list(self._prompts.items()):
+            wanted = min(remaining, share, self._budget_left)
+            if request.row is None or wanted == 0:  # preempted a moment ago, or no budget left
+                continue
+            chunk = self._manager.max_new_tokens(request.row, wanted)
+            while chunk == 0 and self._queues.running[-1] is not request:
+                self._preempt(self._queues.running[-1])
+                chunk = self._manager.max_new_tokens(request.row, wanted)
+            if chunk == 0:
+                self._admission_open = False  # the newest pauses
+            else:
+                self._reserve(request, chunk)
+
+    def _admit_waiting(self) -> None:
+        """Admit from the front of the queue; nobody is passed over."""
+        solo, waiting = self._queues.solo, self._queues.waiting
+        if solo is not None:
+            if solo.row is None:
+                self._admit(solo)
+            return
+        while waiting and self._admission_open and self._budget_left and len(self._queues.running) < self._max_running:
+            if not self._admit(waiting[0]):
+                return
+
+    def _admit(self, request: RequestState) -> bool:
+        token_ids = request.known_token_ids()
+        share = self._share(min(len(self._queues.waiting), MAX_PARTIAL_PROMPTS))
+        if request is not self._queues.solo and not self._may_enter(request, token_ids, share):
+            return False
+        row, num_cached_tokens = self._manager.admit(
+            token_ids,
+            num_prompt_tokens=request.num_prompt_tokens,
+            salt=request.cache_salt,
+            read_cache=not request.wants_prompt_logprobs,
+        )
+        remaining = len(token_ids) - num_cached_tokens
+        chunk = self._manager.max_new_tokens(row, min(remaining, share, self._budget_left))
+        if chunk == 0:
+            self._manager.free(row)
+            return False
+        self._queues.enter(request, row, num_cached_tokens)
+        self._newcomers.append(request)
+        self._prompts[request] = remaining
+        self._reserve(request, chunk)
+        self._publish([request])
+        return True
+
+    def _hand_out_leftovers(self) -> None:
+        """Give what nobody else could use to the prompts, the first in order first."""
+        for request, chunk in sorted(self._partial_prompts().items(), key=lambda item: self._queues.order(item[0])):
+            limit = min(self._prompts[request], chunk + self._budget_left)
+            if limit == chunk or request.row is None:
+                continue
+            larger_chunk = self._manager.max_new_tokens(request.row, limit)
+            if larger_chunk > chunk:
+                self._reserve(request, larger_chunk)
+                self._publish([request])
+
+    # ---- parts of it
+
+    def _share(self, num_sharers: int) -> int:
+        """Return the most tokens that one of `num_sharers` prompts may take of what is left."""
+        return max(self._budget_left // max(1, num_sharers), 1)
+
+    def _may_enter(self, request: RequestState, token_ids: np.ndarray, share: int) -> bool:
+        """Tell whether a newcomer's tokens fit beside what is held now and what prompts in progress will need."""
+        partial = self._partial_prompts()
+        if len(partial) >= MAX_PARTIAL_PROMPTS and len(token_ids) > share:
+            return False
+        if not self._manager.can_admit(token_ids, request.cache_salt, read_cache=not request.wants_prompt_logprobs):
+            return False
+        return not partial or self._fits_beside(partial, request)
+
+    def _fits_beside(self, partial: dict[RequestState, int], newcomer: RequestState) -> bool:
+        """Tell whether a newcomer leaves the prompts in progress the pages that they were admitted for."""
+        config = self._manager.config
+        pages = list(capacity.peak_pages(config.groups, newcomer.num_tokens))
+        for g, num_referenced in enumerate(self._manager.stats().referenced_pages):
+            pages[g] += num_referenced
+        for request, chunk in partial.items():
+            peaks = capacity.peak_pages(config.groups, request.num_tokens)
+            num_computed = int(self._manager.num_computed_tokens[request.row])
+            for g, group in enumerate(config.groups):
+                first, last = group.retention.live_range(num_computed, chunk, group.block_size)
+                pages[g] += max(0, peaks[g] - (last - first))
+        return capacity.slabs_needed(pages, config.groups) <= config.num_slabs
+
+    def _partial_prompts(self) -> dict[RequestState, int]:
+        """Return the prompts that this step does not complete, with their chunks so far."""
+        chunks = ((request, self.chunks.get(request, 0)) for request in self._prompts)
+        return {request: chunk for request, chunk in chunks if chunk < self._prompts[request]}
+
+    def _grant(self, request: RequestState, chunk: int) -> None:
+        """Set a request's chunk, whatever it had before."""
+        self._budget_left -= chunk - self.chunks.get(request, 0)
+        self.chunks[request] = chunk
+
+    def _reserve(self, request: RequestState, chunk: int) -> None:
+        num_served = self._manager.reserve(rows_of([request]), np.array([chunk], dtype=np.int32))
+        assert num_served == 1, "max_new_tokens promised more than reserve can do"
+        self._grant(request, chunk)
+
+    def _preempt(self, request: RequestState) -> None:
+        """Take a request out of this step and of its row; what it gave up is not for newcomers."""
+        self._queues.preempt(request)
+        self._budget_left += self.chunks.pop(request, 0)
+        self._prompts.pop(request, None)
+        self._admission_open = False
+
+    def _publish(self, requests: Iterable[RequestState]) -> None:
+        scheduled = [request for request in requests if request in self.chunks]
+        rows = rows_of(scheduled)
+        chunks = np.array([self.chunks[request] for request in scheduled], dtype=np.int32)
+        self._manager.publish(rows, self._manager.num_computed_tokens[rows] + chunks)
+
+
+def _new_row(request: RequestState) -> NewRow:
+    """Say all that a worker must know of a request that enters the batch."""
+    assert request.row is not None
+    return NewRow(
+        row=request.row,
+        request_id=request.request_id,
+        token_ids=request.known_token_ids(),
+        num_prompt_tokens=request.num_prompt_tokens,
+        sampling_params=request.sampling_params,
+    )

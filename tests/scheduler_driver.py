@@ -1,0 +1,107 @@
+"""A scheduler over the real cache manager and the fake worker, with every invariant checked at every step."""
+
+import itertools
+
+import numpy as np
+from fake_worker import VOCAB_SIZE, FakeWorker, expected_output
+
+from girih.kv.manager import KVCacheManager
+from girih.kv.plan import get_kv_cache_configs
+from girih.kv.specs.full_attention import FullAttentionSpec
+from girih.kv.specs.sliding_window import SlidingWindowSpec
+from girih.request import SamplingParams
+from girih.sched.policies import fcfs
+from girih.sched.request_state import RequestState
+from girih.sched.scheduler import Scheduler
+
+BLOCK = 4
+
+
+def full(num_heads=1):
+    return FullAttentionSpec(num_heads, 8, "float32", block_size_multiple=1)
+
+
+def sliding(window, num_heads=1):
+    return SlidingWindowSpec(num_heads, 8, "float32", window, block_size_multiple=1)
+
+
+def plan(*specs, num_pages, block_size=BLOCK, max_model_len="auto", model_limit=10_000):
+    """Plan layers of these specs in a pool of about `num_pages` pages of one layer, and the null page."""
+    page_bytes = max(spec.page_size_bytes(block_size) for spec in specs)
+    layers = {f"layer.{i}": spec for i, spec in enumerate(specs)}
+    (config,) = get_kv_cache_configs(
+        [layers],
+        [(num_pages + 1) * page_bytes],
+        max_model_len=max_model_len,
+        model_limit=model_limit,
+        block_size=block_size,
+    )
+    return config
+
+
+class Engine:
+    """The engine core's loop without a model."""
+
+    def __init__(self, config, *, max_num_seqs=8, max_num_batched_tokens=64, policy=fcfs, prefix_caching=True):
+        self.manager = KVCacheManager(config, max_num_seqs=max_num_seqs, enable_prefix_caching=prefix_caching)
+        self.scheduler = Scheduler(
+            self.manager, policy.order, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
+        self.worker = FakeWorker(config, max_num_seqs)
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.requests = {}
+        self.updates = {}
+        self.ids = map(str, itertools.count())
+
+    def add(self, prompt, max_tokens=4, *, priority=0, eos=(), salt="", **params):
+        request = RequestState(
+            request_id=next(self.ids),
+            prompt_token_ids=np.array(prompt, dtype=np.int32),
+            sampling_params=SamplingParams(seed=0, max_tokens=max_tokens, **params),
+            max_output_tokens=max_tokens or 10**6,
+            eos_token_ids=frozenset(eos),
+            priority=priority,
+            cache_salt=salt,
+        )
+        self.scheduler.add(request)
+        self.requests[request.request_id] = request
+        return request
+
+    def step(self):
+        step = self.scheduler.schedule()
+        if step is not None:
+            assert 0 < step.num_scheduled_tokens.sum() <= self.max_num_batched_tokens
+            self.scheduler.update(step, self.worker.execute_model(step))
+        self.manager.check()
+        for update in self.scheduler.take_updates():
+            self.updates.setdefault(update.request_id, []).append(update)
+        return step
+
+    def run(self, max_steps=5000):
+        for _ in range(max_steps):
+            if not self.scheduler.has_unfinished():
+                return self
+            self.step()
+        raise AssertionError("the engine does not finish")
+
+    def tokens(self, request):
+        return [token for update in self.updates.get(request.request_id, []) for token in update.token_ids]
+
+    def finish(self, request):
+        return self.updates[request.request_id][-1].finish_reason
+
+    def assert_all_as_alone(self):
+        for request in self.requests.values():
+            output = self.tokens(request)
+            assert output == expected_output(request.prompt_token_ids, len(output)), request.request_id
+            assert self.finish(request) == "length", self.updates[request.request_id][-1]
+            assert len(output) == request.max_output_tokens
+
+    def assert_nothing_held(self):
+        assert self.manager.num_running == 0
+        assert self.manager.usage == 0
+        assert sum(self.manager.stats().referenced_pages) == 0
+
+
+def prompt(length, start=0):
+    return [(start + i * i) % VOCAB_SIZE for i in range(length)]

@@ -1,0 +1,90 @@
+"""Options made from dataclasses: every field is one, and what is typed becomes the dataclass."""
+
+import dataclasses
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from girih.cli._options import build, with_options
+from girih.config import EngineConfig
+from girih.errors import ConfigError
+from girih.request import SamplingParams
+
+
+def parse(*arguments, defaults=None):
+    """Return what `girih x ARGUMENTS` would build."""
+    built = []
+
+    @with_options(EngineConfig, SamplingParams, defaults=defaults)
+    def command(**options):
+        """Do."""
+        built.append((build(EngineConfig, options), build(SamplingParams, options)))
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, ["--model", "m", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return built[0]
+
+
+def test_nothing_typed_gives_the_defaults():
+    assert parse() == (EngineConfig(model="m"), SamplingParams(seed=0))
+
+
+def test_a_command_may_have_defaults_of_its_own():
+    assert parse(defaults={"max_tokens": None})[1].max_tokens is None
+
+
+def test_every_field_can_be_typed():
+    names = {field.name for cls in (EngineConfig, SamplingParams) for field in dataclasses.fields(cls)}
+    typed = {
+        "dtype": "float32",
+        "max_model_len": "100",
+        "kv_cache_memory_bytes": "1GiB",
+        "memory_utilization": "0.25",
+        "stop": "END",
+        "stop_token_ids": "7",
+        "top_p": "0.5",
+        "min_p": "0.1",
+        "executor": "uniproc",
+        "device": "cpu",
+        "attention_backend": "reference",
+        "scheduling_policy": "priority",
+        "tensor_parallel_size": "1",
+        "pipeline_parallel_size": "1",
+    }
+    written = {"kv_cache_memory_bytes": "--kv-cache-memory"}
+    flags = {"enable_prefix_caching": "--no-enable-prefix-caching"}
+    flags |= {name: f"--{name.replace('_', '-')}" for name in ("check_invariants", "ignore_eos")}
+    arguments = ["--no-skip-special-tokens", *flags.values()]
+    for name in sorted(names - {"model", "skip_special_tokens"} - set(flags)):
+        arguments += [written.get(name, f"--{name.replace('_', '-')}"), typed.get(name, "2")]
+    config, params = parse(*arguments)
+    assert config.max_model_len == 100
+    assert config.kv_cache_memory_bytes == 1 << 30
+    assert (config.enable_prefix_caching, config.check_invariants, params.skip_special_tokens) == (False, True, False)
+    assert (params.stop, params.stop_token_ids, params.n, params.logprobs) == (("END",), (7,), 2, 2)
+    assert (config.seed, params.seed) == (2, 2)
+
+
+def test_several_stops_are_given_one_by_one():
+    assert parse("--stop", "a b", "--stop", "c", "--stop-token-ids", "1", "--stop-token-ids", "2")[1] == SamplingParams(
+        seed=0, stop=("a b", "c"), stop_token_ids=(1, 2)
+    )
+
+
+def test_a_length_that_is_no_number_is_refused():
+    assert parse("--max-model-len", "auto")[0].max_model_len == "auto"
+    with pytest.raises(ConfigError, match="--max-model-len 'long'"):
+        parse("--max-model-len", "long")
+
+
+def test_help_comes_from_the_docstrings():
+    from girih.cli._options import _field_help
+
+    for cls in (EngineConfig, SamplingParams):
+        help_texts = _field_help(cls)
+        assert all(help_texts[field.name] for field in dataclasses.fields(cls)), help_texts

@@ -1,0 +1,301 @@
+"""The engine core with a fake worker behind an executor: bring-up, what it refuses, and failures on the way."""
+
+import dataclasses
+import json
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_worker import FakeWorker, expected_output
+
+from girih import plugins
+from girih.config import EngineConfig
+from girih.engine.core import EngineCore
+from girih.errors import BindingError, CapacityError, ConfigError, ExecutorError, PlanError, RequestError
+from girih.kv.specs.full_attention import FullAttentionSpec
+from girih.messages import TableUpdate
+from girih.request import SamplingParams
+from girih.worker.memory import MemoryProfile, memory_report
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "dtype": "float32",
+    "eos_token_id": 96,
+}
+SPEC = FullAttentionSpec(2, 8, "float32", block_size_multiple=1)
+PROFILE = MemoryProfile(
+    total_bytes=4 << 20, free_bytes=4 << 20, weights_bytes=1 << 19, process_bytes=1 << 20, peak_process_bytes=0
+)
+LAYERS = [f"model.layers.{i}.self_attn" for i in range(2)]
+
+
+class FakeExecutor:
+    """One fake worker; `answers` replaces what its methods return, `broken` makes them raise."""
+
+    def __init__(self, answers=None, broken=None):
+        self.answers, self.broken = answers or {}, broken or {}
+        self.calls, self.unhealthy, self.is_shut_down = [], None, False
+        self.futures = []
+
+    def start(self):
+        self.collective_rpc("start")
+
+    def collective_rpc(self, method, args=(), timeout_s=None, *, args_by_rank=None):
+        self.calls.append(method)
+        if method in self.broken:
+            raise self.broken[method]
+        if method in self.answers:
+            return self.answers[method]
+        if method == "get_kv_cache_spec":
+            return [{name: SPEC for name in LAYERS}]
+        if method == "determine_available_memory":
+            return [memory_report(PROFILE, utilization=0.5, rank=0)]
+        if method == "initialize_from_config":
+            (((config,),)) = args_by_rank
+            self.worker = FakeWorker(config, max_num_seqs=4)
+            return [[config.num_blocks(g) for g in range(len(config.groups))]]
+        return [None]
+
+    def execute_model(self, step):
+        future = Future()
+        if "execute_model" in self.broken:
+            future.set_exception(self.broken["execute_model"])
+        elif "execute_model" in self.answers:
+            self.futures.append((future, step))
+        else:
+            future.set_result(self.worker.execute_model(step))
+        return future
+
+    def check_health(self):
+        if self.unhealthy is not None:
+            raise ExecutorError(self.unhealthy)
+
+    def shutdown(self):
+        self.is_shut_down = True
+
+
+@pytest.fixture
+def make_core(tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    monkeypatch.setattr("girih.engine.core.resolve_model", lambda name: tmp_path)
+    load = plugins.load
+
+    def make(executor=None, **options):
+        executor = executor or FakeExecutor()
+        fake = SimpleNamespace(create=lambda config: executor)
+        monkeypatch.setattr(
+            plugins,
+            "load",
+            lambda package, name, *, what: fake if what == "executor" else load(package, name, what=what),
+        )
+        defaults = {"kv_cache_memory_bytes": 1 << 18, "max_num_seqs": 4, "block_size": 4, "check_invariants": True}
+        return EngineCore(EngineConfig(model="any", **{**defaults, **options}))
+
+    return make
+
+
+def run(core):
+    """Return request id -> (tokens, finish reason, error)."""
+    seen = {}
+    while core.has_unfinished():
+        for update in core.step():
+            tokens, *_ = seen.get(update.request_id, ([],))
+            seen[update.request_id] = (tokens + update.token_ids, update.finish_reason, update.error)
+    return seen
+
+
+PARAMS = SamplingParams(seed=0, max_tokens=5)
+
+
+def test_bring_up_calls_the_workers_in_the_order_of_the_design_and_times_every_phase(make_core, caplog):
+    executor = FakeExecutor()
+    core = make_core(executor, kv_cache_memory_bytes=None)
+    assert executor.calls == [
+        "start",
+        "load_model",
+        "get_kv_cache_spec",
+        "determine_available_memory",
+        "initialize_from_config",
+        "compile_or_warm_up_model",
+    ]
+    report = core.startup_report
+    assert list(report.phases_s)[:2] == ["find model", "plan from config.json"]
+    assert report.total_s == pytest.approx(sum(report.phases_s.values()))
+    assert len(report.phases_s) == 10
+    assert report.memory[0].available_bytes == 1 << 20
+    assert "activations measured as" in caplog.text  # the profile made no sense there
+    assert core.max_model_len == core.kv_cache_configs[0].max_model_len == 128
+
+
+def test_a_given_cache_size_skips_the_measuring_run(make_core):
+    executor = FakeExecutor()
+    make_core(executor)
+    assert "determine_available_memory" not in executor.calls
+
+
+@pytest.mark.parametrize(
+    "options", [{"kv_cache_memory_bytes": 4096}, {"memory_utilization": 1e-9, "kv_cache_memory_bytes": None}]
+)
+def test_what_cannot_fit_is_refused_before_a_worker_is_started(make_core, options):
+    executor = FakeExecutor()
+    with pytest.raises(CapacityError, match="--kv-cache-memory"):
+        make_core(executor, max_model_len=128, **options)
+    assert executor.calls == []
+
+
+def test_a_length_over_the_model_s_own_is_refused(make_core):
+    with pytest.raises(ConfigError, match=r"129 .* 128"):
+        make_core(max_model_len=129)
+
+
+def test_a_layer_that_asks_for_something_else_than_config_json_says_is_named(make_core):
+    other = dataclasses.replace(SPEC, num_kv_heads=1)
+    executor = FakeExecutor({"get_kv_cache_spec": [{LAYERS[0]: SPEC, LAYERS[1]: other}]})
+    with pytest.raises(PlanError, match=rf"layer '{LAYERS[1]}' on the worker of rank 0"):
+        make_core(executor)
+    assert executor.is_shut_down
+
+
+def test_a_layer_that_is_missing_or_too_many_is_named(make_core):
+    for layers in ({LAYERS[0]: SPEC}, {**dict.fromkeys(LAYERS, SPEC), "extra": SPEC}):
+        with pytest.raises(PlanError, match=r"None"):
+            make_core(FakeExecutor({"get_kv_cache_spec": [layers]}))
+
+
+def test_a_worker_that_binds_fewer_blocks_than_planned_is_refused(make_core):
+    executor = FakeExecutor({"initialize_from_config": [[17]]})
+    with pytest.raises(BindingError, match=r"rank 0 bound \[17\] blocks"):
+        make_core(executor)
+    assert executor.is_shut_down
+
+
+def test_an_id_beyond_what_was_bound_never_reaches_a_worker(make_core):
+    core = make_core()
+    null_id = core.kv_cache_configs[0].null_block_id(0)
+    core.add_request([1, 2, 3], PARAMS)
+    row = np.zeros(1, dtype=np.int32)
+    core.scheduler.manager.take_table_updates = lambda: (TableUpdate(row, row, row + null_id + 1),)
+    with pytest.raises(BindingError, match=f"block id {null_id + 1} of group 0"):
+        core.step()
+
+
+def test_an_error_while_starting_leaves_nothing_running(make_core):
+    executor = FakeExecutor(broken={"load_model": ExecutorError("worker of rank 0 failed in load_model: x")})
+    with pytest.raises(ExecutorError, match="rank 0 failed in load_model: x"):
+        make_core(executor)
+    assert executor.is_shut_down
+
+
+def test_requests_get_ids_of_their_own_and_their_tokens(make_core):
+    core = make_core()
+    ids = [core.add_request([1, 2, 3], PARAMS) for _ in range(3)]
+    assert len(set(ids)) == 3
+    assert run(core) == {i: (expected_output([1, 2, 3], 5), "length", None) for i in ids}
+    assert core.add_request([1, 2, 3], PARAMS) not in ids
+
+
+def test_end_of_sequence_comes_from_the_checkpoint(make_core):
+    core = make_core()
+    prompt = next([i, j] for i in range(96) for j in range(96) if 96 in expected_output([i, j], 4))
+    cut = expected_output(prompt, 4)
+    cut = cut[: cut.index(96) + 1]
+    ended = core.add_request(prompt, PARAMS)
+    ignored = core.add_request(prompt, dataclasses.replace(PARAMS, ignore_eos=True))
+    seen = run(core)
+    assert seen[ended] == (cut, "stop", None)
+    assert seen[ignored] == (expected_output(prompt, 5), "length", None)
+
+
+def test_an_oversized_prompt_is_refused_and_the_engine_goes_on(make_core):
+    core = make_core()
+    with pytest.raises(RequestError, match=r"128 tokens"):
+        core.add_request([1] * 128, PARAMS)
+    request = core.add_request([1] * 127, PARAMS)
+    assert len(run(core)[request][0]) == 1
+
+
+def test_a_failed_step_ends_its_requests_and_the_engine_lives(make_core):
+    executor = FakeExecutor()
+    core = make_core(executor, max_num_seqs=1)
+    first, second = core.add_request([1, 2], PARAMS), core.add_request([3, 4], PARAMS)
+    executor.broken["execute_model"] = ExecutorError("worker of rank 0 failed in execute_model: ValueError: x")
+    (update,) = core.step()
+    assert (update.request_id, update.finish_reason) == (first, "error")
+    assert "rank 0" in update.error
+    assert "ValueError: x" in update.error
+    executor.broken.clear()
+    assert run(core)[second] == (expected_output([3, 4], 5), "length", None)
+
+
+def test_a_dead_worker_ends_all_requests_and_no_more_are_taken(make_core):
+    executor = FakeExecutor()
+    core = make_core(executor, max_num_seqs=1)
+    ids = {core.add_request([1, 2], PARAMS), core.add_request([3, 4], PARAMS)}
+    executor.broken["execute_model"] = ExecutorError("gone")
+    executor.unhealthy = "worker of rank 0 cannot be used"
+    updates = core.step()
+    assert {update.request_id for update in updates} == ids
+    assert all("gone; worker of rank 0 cannot be used" in update.error for update in updates)
+    assert not core.has_unfinished()
+    with pytest.raises(ExecutorError, match="takes no more requests: gone"):
+        core.add_request([1], PARAMS)
+
+
+def test_a_step_that_never_returns_is_an_error_in_bounded_time(make_core, monkeypatch):
+    monkeypatch.setattr("girih.engine.core.CALL_TIMEOUT_S", 0.02)
+    core = make_core(FakeExecutor({"execute_model": None}))
+    core.add_request([1, 2], PARAMS)
+    (update,) = core.step()
+    assert "did not return within 0.02 s" in update.error
+    with pytest.raises(ExecutorError):
+        core.add_request([1], PARAMS)
+
+
+def test_an_interrupted_step_is_taken_in_before_a_request_is_aborted(make_core):
+    executor = FakeExecutor({"execute_model": None})
+    core = make_core(executor)
+    kept, dropped = core.add_request([1, 2], PARAMS), core.add_request([3, 4], PARAMS)
+    core._launch()  # as `step` does before it is interrupted
+    (future, step) = executor.futures.pop()
+    threading.Timer(0.02, lambda: future.set_result(executor.worker.execute_model(step))).start()
+    assert core.abort(dropped)
+    executor.answers.clear()
+    assert run(core) == {kept: (expected_output([1, 2], 5), "length", None)}
+    assert core.stats().kv_cache_usage == 0
+
+
+def test_abort_of_an_unknown_or_ended_request_does_nothing(make_core):
+    core = make_core()
+    request = core.add_request([1, 2], PARAMS)
+    assert core.abort(request)
+    assert not core.abort(request)
+    assert not core.abort("unknown")
+    assert core.step() == []
+
+
+def test_reset_is_refused_while_requests_run(make_core):
+    core = make_core()
+    core.add_request([1, 2], PARAMS)
+    core.step()
+    assert not core.reset_prefix_cache()
+    run(core)
+    assert core.reset_prefix_cache()
+
+
+def test_shutdown_may_be_repeated(make_core):
+    core = make_core()
+    core.shutdown()
+    core.shutdown()
+    with pytest.raises(ExecutorError, match="shut down"):
+        core.add_request([1], PARAMS)

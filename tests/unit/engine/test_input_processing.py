@@ -1,0 +1,88 @@
+"""Prompts and parameters on their way in: what is refused, and how one request becomes n sequences."""
+
+import numpy as np
+import pytest
+from tiny_models import byte_level_tokenizer
+
+from girih.checkpoint.tokenizer import Tokenizer
+from girih.engine.input_processing import as_list, split_completions, tokenize
+from girih.errors import RequestError
+from girih.request import SamplingParams
+
+VOCAB_SIZE = 300
+
+
+def tokenizer(add_bos=False):
+    return Tokenizer(byte_level_tokenizer(add_bos=add_bos), special_tokens={}, eos_token_ids=(), chat_template=None)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "expected"),
+    [
+        ("text", ["text"]),
+        ([1, 2], [[1, 2]]),
+        (np.array([1, 2]), [[1, 2]]),
+        (["a", "b"], ["a", "b"]),
+        (["a", [1, 2]], ["a", [1, 2]]),
+        ([[1], [2]], [[1], [2]]),
+    ],
+)
+def test_one_prompt_or_several(prompts, expected):
+    assert as_list(prompts) == expected
+
+
+def test_no_prompt_is_refused():
+    with pytest.raises(RequestError, match="no prompt"):
+        as_list([])
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+def test_an_empty_prompt_is_refused_for_a_tokenizer_without_bos(prompt):
+    with pytest.raises(RequestError, match="empty"):
+        tokenize(prompt, tokenizer(), VOCAB_SIZE)
+
+
+def test_an_empty_text_is_its_bos_where_there_is_one():
+    assert tokenize("", tokenizer(add_bos=True), VOCAB_SIZE).token_ids == [1]
+    with pytest.raises(RequestError, match="empty"):
+        tokenize("", tokenizer(add_bos=True), VOCAB_SIZE, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, 2**40])
+def test_an_id_outside_the_vocabulary_is_refused_wherever_it_stands(token_id):
+    with pytest.raises(RequestError, match=rf"prompt token id {token_id} .* 0 to {VOCAB_SIZE - 1}"):
+        tokenize([1, token_id], tokenizer(), VOCAB_SIZE)
+    with pytest.raises(RequestError, match=rf"stop_token_ids: {token_id} "):
+        split_completions(SamplingParams(stop_token_ids=[token_id], min_tokens=1), VOCAB_SIZE, 0)
+
+
+@pytest.mark.parametrize("prompt", [[1, "a"], [1.5], [True], 7, [None]])
+def test_what_is_neither_text_nor_ids_is_refused(prompt):
+    if prompt == 7:
+        assert tokenize(prompt, tokenizer(), VOCAB_SIZE).token_ids == [7]
+        return
+    with pytest.raises(RequestError, match="token ids"):
+        tokenize(prompt, tokenizer(), VOCAB_SIZE)
+
+
+def test_bytes_that_are_not_utf_8_are_refused():
+    with pytest.raises(RequestError, match="not valid Unicode text at character 1"):
+        tokenize("a\udcff", tokenizer(), VOCAB_SIZE)
+
+
+def test_numpy_ids_become_plain_ones():
+    token_ids = tokenize(np.array([1, 2], dtype=np.int64), tokenizer(), VOCAB_SIZE).token_ids
+    assert token_ids == [1, 2]
+    assert all(type(token_id) is int for token_id in token_ids)
+
+
+def test_completions_get_seeds_one_after_another_and_only_the_first_reports_the_prompt():
+    children = split_completions(SamplingParams(n=3, prompt_logprobs=2), VOCAB_SIZE, 10)
+    assert [child.seed for child in children] == [10, 11, 12]
+    assert [child.prompt_logprobs for child in children] == [2, None, None]
+    assert {child.n for child in children} == {1}
+
+
+def test_seeds_wrap_around_the_largest_integer():
+    children = split_completions(SamplingParams(n=2, seed=2**63 - 1), VOCAB_SIZE, 0)
+    assert [child.seed for child in children] == [2**63 - 1, -(2**63)]

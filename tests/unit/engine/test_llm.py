@@ -1,0 +1,138 @@
+"""`LLM`: its keywords, what it refuses before anything runs, and that it goes on afterwards."""
+
+import dataclasses
+
+import pytest
+import torch
+from tiny_models import VOCAB_SIZE, tiny_llama
+
+from girih import LLM, RequestOutput, SamplingParams
+from girih.config import EngineConfig
+from girih.engine.llm import make_config
+from girih.errors import ConfigError, ExecutorError, RequestError
+
+PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    directory = tiny_llama(tmp_path_factory.mktemp("model"), chat_template=None)
+    with LLM(str(directory), kv_cache_memory="1MiB", block_size=4, max_model_len=64, check_invariants=True) as llm:
+        yield llm
+    torch.set_num_threads(threads)
+
+
+def test_keywords_are_the_fields_of_engine_config():
+    options = {field.name: field.default for field in dataclasses.fields(EngineConfig) if field.name != "model"}
+    assert make_config("m", None, options) == EngineConfig(model="m")
+    assert make_config("m", None, {"max_num_seqs": 3}).max_num_seqs == 3
+
+
+def test_the_cache_s_size_may_be_written_with_a_unit():
+    assert make_config("m", "1GiB", {}).kv_cache_memory_bytes == 1 << 30
+    assert make_config("m", 4096, {}).kv_cache_memory_bytes == 4096
+    with pytest.raises(ConfigError, match="not both"):
+        make_config("m", 4096, {"kv_cache_memory_bytes": 4096})
+
+
+def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(ConfigError, match="'max_modl_len'; did you mean max_model_len"):
+        LLM("m", max_modl_len=5)
+    with pytest.raises(ConfigError, match=r"'zzz'; known: .*max_num_seqs"):
+        LLM("m", zzz=5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (["ok", ""], "prompt 1: the prompt is empty"),
+        ([[5], []], "prompt 1: the prompt is empty"),
+        ([[]], "prompt 0: the prompt is empty"),
+        ([], "no prompt"),
+        ([[5], [5, VOCAB_SIZE]], rf"prompt 1: prompt token id {VOCAB_SIZE}"),
+        ([[5], [5] * 64], r"prompt 1: a prompt of 64 tokens .* 64 tokens"),
+        ([[5], [5] * 1000], r"prompt 1: a prompt of 1000 tokens .* 64 tokens"),
+    ],
+)
+def test_a_bad_prompt_is_refused_by_index_before_anything_runs(llm, prompts, message):
+    steps = llm.stats().num_steps
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompts, PARAMS)
+    stats = llm.stats()
+    assert (stats.num_steps, stats.num_running, stats.num_waiting) == (steps, 0, 0)
+    (output,) = llm.generate([[5, 6]], PARAMS)
+    assert len(output.outputs[0].token_ids) == 3
+
+
+@pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, 2**40])
+def test_a_stop_id_outside_the_vocabulary_is_refused(llm, token_id):
+    with pytest.raises(RequestError, match=f"stop_token_ids: {token_id}"):
+        llm.generate([[5]], SamplingParams(stop_token_ids=[token_id], min_tokens=1))
+
+
+@pytest.mark.parametrize(("length", "max_tokens", "num_output"), [(62, None, 2), (63, 1, 1), (63, 2, 1), (62, 1, 1)])
+def test_max_tokens_is_cut_to_the_longest_request(llm, length, max_tokens, num_output):
+    (output,) = llm.generate([[5] * length], SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == num_output
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_parameters_may_be_one_for_all_or_one_each(llm):
+    each = [dataclasses.replace(PARAMS, max_tokens=n) for n in (1, 2)]
+    outputs = llm.generate([[5], [6]], each)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2]
+    with pytest.raises(RequestError, match="got 2 for 3 prompts"):
+        llm.generate([[5], [6], [7]], each)
+    with pytest.raises(RequestError, match="priorities: got 1 for 2"):
+        llm.generate([[5], [6]], PARAMS, priorities=[1])
+
+
+def test_request_ids_are_the_engine_s_own_and_never_used_twice(llm):
+    outputs = [output for _ in range(2) for output in llm.generate([[5], [5]], PARAMS)]
+    assert len({output.request_id for output in outputs}) == 4
+    assert all(isinstance(output, RequestOutput) and output.finished for output in outputs)
+
+
+def test_a_model_without_a_chat_template_is_refused_unless_one_is_given(llm):
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(ConfigError, match="--chat-template"):
+        llm.chat(messages)
+    (output,) = llm.chat(messages, PARAMS, chat_template="{{ messages[0].content }}!")
+    assert output.prompt == "hi!"
+    for nothing in ([], [[]]):
+        with pytest.raises(RequestError, match="no message"):
+            llm.chat(nothing, PARAMS)
+
+
+def test_two_streams_and_a_batch_may_be_interleaved(llm):
+    alone = [llm.generate([[5, i]], PARAMS)[0].outputs[0].token_ids for i in (5, 6, 7)]
+    first, second = llm.stream([5, 5], PARAMS), llm.stream([5, 6], PARAMS)
+    one, two = next(first), next(second)
+    (batch,) = llm.generate([[5, 7]], PARAMS)
+    for stream in (first, second):
+        list(stream)
+    assert [output.outputs[0].token_ids for output in (one, two, batch)] == alone
+
+
+def test_a_failing_model_gives_an_error_per_request_and_the_engine_goes_on(llm, monkeypatch):
+    runner = llm.core.executor._worker.runner
+
+    def broken(step):
+        raise ValueError("a wire came off")
+
+    monkeypatch.setattr(runner, "execute_model", broken)
+    outputs = llm.generate([[5], [6]], PARAMS)
+    assert all("rank 0 failed in execute_model: ValueError: a wire came off" in output.error for output in outputs)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "error"]
+    monkeypatch.undo()
+    assert llm.generate([[5]], PARAMS)[0].error is None
+
+
+def test_after_shutdown_nothing_is_taken(tmp_path):
+    llm = LLM(str(tiny_llama(tmp_path)), kv_cache_memory="1MiB")
+    llm.shutdown()
+    llm.shutdown()
+    with pytest.raises(ExecutorError, match="shut down"):
+        llm.generate([[5]], PARAMS)

@@ -1,0 +1,209 @@
+"""The scheduler with the real cache manager: budgets, fairness, preemption, refusal, and right results throughout."""
+
+import numpy as np
+import pytest
+from fake_worker import VOCAB_SIZE, expected_output
+from scheduler_driver import BLOCK, Engine, full, plan, prompt, sliding
+
+from girih.kv.config import KVCacheConfig
+
+
+@pytest.mark.parametrize("budget", range(1, 18))
+def test_every_chunk_size_gives_the_same_tokens(budget):
+    engine = Engine(plan(full(), sliding(6), num_pages=64), max_num_batched_tokens=budget)
+    engine.add(prompt(37), 9)
+    engine.run().assert_all_as_alone()
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 7, 8, 9])
+def test_a_batch_gives_each_request_what_it_gets_alone(length):
+    engine = Engine(plan(full(), sliding(8), num_pages=200))
+    for i in range(12):
+        engine.add(prompt(length + i, start=i), 5 + i)
+    engine.run().assert_all_as_alone()
+    engine.assert_nothing_held()
+
+
+@pytest.mark.parametrize("ending", ["length", "stop"])
+def test_the_slot_of_the_last_step_is_freed_once(ending):
+    engine = Engine(plan(full(), num_pages=300, block_size=1), max_num_batched_tokens=4)
+    output = expected_output(prompt(3), 200)
+    eos = (
+        () if ending == "length" else (next(t for t in range(VOCAB_SIZE) if t in output[50:] and t not in output[:50]),)
+    )
+    request = engine.add(prompt(3), 200, eos=eos)
+    engine.run()
+    assert engine.finish(request) == ending
+    engine.assert_nothing_held()
+    assert engine.manager.num_computed_tokens.max() == 0
+
+
+def test_an_explicit_stop_token_is_named_and_an_end_of_sequence_is_not():
+    output = expected_output(prompt(5), 8)
+    engine = Engine(plan(full(), num_pages=64))
+    stopped = engine.add(prompt(5), 8, stop_token_ids=[output[3]])
+    ended = engine.add(prompt(5), 8, eos=[output[3]])
+    engine.run()
+    cut = output[: output.index(output[3]) + 1]
+    assert engine.tokens(stopped) == engine.tokens(ended) == cut
+    assert engine.updates[stopped.request_id][-1].stop_reason == output[3]
+    assert engine.updates[ended.request_id][-1].stop_reason is None
+
+
+def test_a_long_prompt_neither_stops_decodes_nor_keeps_a_short_prompt_waiting():
+    engine = Engine(plan(full(), num_pages=1000), max_num_batched_tokens=64)
+    decoding = engine.add(prompt(8), 100)
+    engine.step()
+    long = engine.add(prompt(2000, start=1), 2)
+    engine.step()
+    engine.step()
+    short = engine.add(prompt(10, start=2), 2)
+    steps_until_first_token = 0
+    while not engine.tokens(short):
+        before = len(engine.tokens(decoding))
+        engine.step()
+        steps_until_first_token += 1
+        assert len(engine.tokens(decoding)) == before + 1
+    assert steps_until_first_token <= 2
+    assert not engine.tokens(long)
+    engine.run().assert_all_as_alone()
+
+
+def test_several_long_prompts_leave_a_share_to_a_short_one():
+    engine = Engine(plan(full(), num_pages=4000), max_num_batched_tokens=64)
+    for i in range(6):
+        engine.add(prompt(1500, start=i), 2)
+    for _ in range(5):
+        engine.step()
+    short = engine.add(prompt(10, start=50), 2)
+    with_short_alone = [request for request in engine.scheduler.queues.waiting if request is not short]
+    for request in with_short_alone:
+        engine.scheduler.abort(request.request_id)
+    for _ in range(3):
+        engine.step()
+    assert engine.tokens(short)
+
+
+def test_a_budget_is_not_left_unused_while_a_prompt_waits_for_pages():
+    engine = Engine(plan(full(), num_pages=30), max_num_batched_tokens=16)
+    engine.add(prompt(100), 2)
+    engine.add(prompt(100, start=1), 2)  # does not fit beside the first
+    steps = [engine.step().num_scheduled_tokens.sum() for _ in range(6)]
+    assert steps == [16] * 6
+
+
+def test_a_prompt_in_progress_keeps_the_pages_it_was_admitted_for():
+    engine = Engine(plan(full(), num_pages=50), max_num_batched_tokens=16)
+    for i in range(4):
+        engine.add(prompt(120, start=i), 2)
+    engine.run().assert_all_as_alone()
+    assert engine.scheduler.queues.num_preemptions == 0
+
+
+def test_each_running_request_gets_a_token_in_every_step_however_small_the_budget():
+    engine = Engine(plan(full(), num_pages=300), max_num_seqs=8, max_num_batched_tokens=3)
+    for i in range(6):
+        engine.add(prompt(5, start=i), 6)
+    while engine.scheduler.has_unfinished():
+        decoding = [r for r in engine.scheduler.queues.running if r.output_token_ids]
+        step = engine.step()
+        assert {r.row for r in decoding if r.row is not None} <= set(step.rows.tolist())
+    engine.assert_all_as_alone()
+
+
+def test_requests_of_one_step_share_their_prefix():
+    engine = Engine(plan(full(), sliding(8), num_pages=100))
+    first, second = engine.add(prompt(21), 3), engine.add([*prompt(21)[:20], 5], 3)
+    step = engine.step()
+    assert sorted(step.num_scheduled_tokens.tolist()) == [1, 21]
+    engine.run().assert_all_as_alone()
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 20)
+
+
+@pytest.mark.parametrize("length", [4, 8, 9, 12])
+def test_a_repeated_prompt_computes_at_least_its_last_token(length):
+    engine = Engine(plan(full(), num_pages=32))
+    engine.add(prompt(length), 3)
+    engine.run()
+    again = engine.add(prompt(length), 3)
+    engine.run().assert_all_as_alone()
+    assert again.num_cached_tokens == (length - 1) // BLOCK * BLOCK
+
+
+def test_only_equal_salts_share():
+    engine = Engine(plan(full(), num_pages=64))
+    salts = ["", "a", "a", "b", ""]
+    hits = []
+    for salt in salts:
+        hits.append(engine.add(prompt(17), 2, salt=salt))
+        engine.run()
+    assert [request.num_cached_tokens for request in hits] == [0, 0, 16, 0, 16]
+
+
+def test_prompt_log_probabilities_are_computed_whole_although_the_prefix_is_cached():
+    engine = Engine(plan(full(), num_pages=64), max_num_batched_tokens=7)
+    engine.add(prompt(20), 2)
+    engine.run()
+    request = engine.add(prompt(20), 2, prompt_logprobs=0)
+    engine.run()
+    assert request.num_cached_tokens == 0
+    ids = [u.prompt_logprobs.token_ids[:, 0] for u in engine.updates[request.request_id] if u.prompt_logprobs]
+    assert np.concatenate(ids).tolist() == prompt(20)[1:]
+
+
+def test_prompt_log_probabilities_are_reported_once_after_a_preemption():
+    engine = Engine(plan(full(), num_pages=16), max_num_batched_tokens=8)
+    engine.add(prompt(4), 40)
+    request = engine.add(prompt(20, start=1), 30, prompt_logprobs=0)
+    engine.run().assert_all_as_alone()
+    assert request.num_preemptions > 0
+    ids = [u.prompt_logprobs.token_ids[:, 0] for u in engine.updates[request.request_id] if u.prompt_logprobs]
+    assert np.concatenate(ids).tolist() == prompt(20, start=1)[1:]
+
+
+def test_a_model_without_any_cache_is_limited_by_sequences_only():
+    engine = Engine(KVCacheConfig(0, 0, (), max_model_len=64), max_num_seqs=2)
+    for i in range(5):
+        engine.add(prompt(9, start=i), 4)
+    engine.step()
+    assert len(engine.scheduler.queues.running) == 2
+    engine.run().assert_all_as_alone()
+
+
+def test_abort_frees_a_running_and_a_waiting_request_at_once():
+    engine = Engine(plan(full(), num_pages=64), max_num_seqs=1)
+    running, waiting = engine.add(prompt(9), 50), engine.add(prompt(9, start=1), 5)
+    engine.step()
+    assert engine.scheduler.abort(waiting.request_id)
+    assert engine.scheduler.abort(running.request_id)
+    assert not engine.scheduler.abort(running.request_id)
+    assert not engine.scheduler.has_unfinished()
+    engine.assert_nothing_held()
+    assert engine.scheduler.schedule() is None
+
+
+def test_a_failed_step_ends_the_running_requests_forgets_the_cache_and_spares_the_waiting():
+    engine = Engine(plan(full(), num_pages=64), max_num_seqs=1)
+    running, waiting = engine.add(prompt(9), 5), engine.add(prompt(9), 5)
+    engine.scheduler.schedule()
+    engine.scheduler.fail_running("the device is gone")
+    (update,) = engine.scheduler.take_updates()
+    assert (update.request_id, update.finish_reason, update.error) == (
+        running.request_id,
+        "error",
+        "the device is gone",
+    )
+    engine.run()
+    assert engine.finish(waiting) == "length"
+    assert waiting.num_cached_tokens == 0
+    assert engine.tokens(waiting) == expected_output(prompt(9), 5)
+
+
+def test_when_no_more_steps_can_be_made_every_request_is_told():
+    engine = Engine(plan(full(), num_pages=64), max_num_seqs=1)
+    for i in range(3):
+        engine.add(prompt(9, start=i), 5)
+    engine.step()
+    engine.scheduler.fail_all("dead")
+    assert [update.error for update in engine.scheduler.take_updates()] == ["dead"] * 3
+    assert not engine.scheduler.has_unfinished()

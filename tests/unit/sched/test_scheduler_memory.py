@@ -1,0 +1,190 @@
+"""The scheduler when memory is short: who gives way, who is refused, and that everybody else finishes right."""
+
+import dataclasses
+
+import pytest
+from scheduler_driver import Engine, full, plan, prompt, sliding
+
+from girih.errors import CapacityError, RequestError
+from girih.sched.batch import BatchBuilder
+from girih.sched.policies import priority
+
+
+def test_a_pool_that_holds_a_quarter_finishes_everything_right_and_the_oldest_is_never_preempted():
+    engine = Engine(plan(full(), sliding(12), num_pages=120), max_num_seqs=64, max_num_batched_tokens=48)
+    for i in range(64):
+        engine.add(prompt(3 + 7 * i % 41, start=i), 5 + 11 * i % 37)
+    engine.run().assert_all_as_alone()
+    engine.assert_nothing_held()
+    assert engine.scheduler.queues.num_preemptions > 0
+    assert engine.requests["0"].num_preemptions == 0
+
+
+def test_a_resumed_request_finds_its_own_blocks_again():
+    engine = Engine(plan(full(), num_pages=8))
+    first, second = engine.add(prompt(8), 16), engine.add(prompt(12, start=3), 8)
+    engine.run().assert_all_as_alone()
+    assert (first.num_preemptions, second.num_preemptions > 0) == (0, True)
+    assert engine.manager.stats().tokens_hit > 0
+    assert second.num_cached_tokens == 0  # as when it first ran
+
+
+def test_the_newest_gives_way_first():
+    engine = Engine(plan(full(), num_pages=12))
+    requests = [engine.add(prompt(8, start=i), 24) for i in range(4)]
+    engine.run().assert_all_as_alone()
+    preemptions = [request.num_preemptions for request in requests]
+    assert preemptions[0] == 0
+    assert preemptions[-1] > 0
+
+
+def test_of_two_that_need_the_last_page_the_more_important_gets_it():
+    engine = Engine(plan(full(), num_pages=5), policy=priority)
+    less = engine.add(prompt(8), 8, priority=1)
+    more = engine.add(prompt(8, start=1), 8, priority=0)
+    while more.row is None or engine.manager.num_computed_tokens[more.row] < 8:
+        engine.step()
+    assert less.row is not None
+    step = engine.step()
+    assert more.row in step.rows.tolist()
+    assert len(step.table_updates[0].rows) == 1
+    engine.run().assert_all_as_alone()
+    assert more.num_preemptions == 0
+
+
+def test_priority_decides_who_is_admitted_first():
+    engine = Engine(plan(full(), num_pages=100), max_num_seqs=1, policy=priority)
+    order = {p: engine.add(prompt(4, start=p), 1, priority=p) for p in (3, 1, 2)}
+    finished = []
+    while engine.scheduler.has_unfinished():
+        engine.step()
+        finished += [p for p, request in order.items() if engine.tokens(request) and p not in finished]
+    assert finished == [1, 2, 3]
+
+
+def test_nobody_is_passed_over():
+    engine = Engine(plan(full(), num_pages=20), max_num_batched_tokens=32)
+    requests = [engine.add(prompt(length, start=length), 3) for length in (40, 60, 4, 70, 4, 4)]
+    admitted = []
+    while engine.scheduler.has_unfinished():
+        engine.step()
+        admitted += [r for r in requests if r.num_cached_tokens is not None and r not in admitted]
+    assert admitted == requests
+    engine.assert_all_as_alone()
+
+
+def test_a_request_that_does_not_fit_now_stays_queued():
+    engine = Engine(plan(full(), num_pages=10))
+    first = engine.add(prompt(36), 3)
+    second = engine.add(prompt(36, start=1), 3)
+    engine.step()
+    assert (first.row is None, second.row is None) == (False, True)
+    engine.run().assert_all_as_alone()
+
+
+def test_a_prompt_longer_than_the_pool_is_refused_at_once_and_the_next_runs():
+    config = dataclasses.replace(plan(full(), num_pages=100, block_size=16), max_model_len=4096)
+    engine = Engine(config)
+    with pytest.raises(RequestError, match=r"2000 tokens .* 1600 tokens"):
+        engine.add(prompt(2000))
+    engine.add(prompt(10), 3)
+    engine.run().assert_all_as_alone()
+
+
+@pytest.mark.parametrize(("length", "max_tokens", "num_output"), [(62, None, 2), (63, None, 1), (63, 2, 1), (62, 1, 1)])
+def test_output_is_cut_to_the_longest_request(length, max_tokens, num_output):
+    engine = Engine(plan(full(), num_pages=64, max_model_len=64))
+    request = engine.add(prompt(length), max_tokens)
+    engine.run()
+    assert (len(engine.tokens(request)), engine.finish(request)) == (num_output, "length")
+
+
+@pytest.mark.parametrize("length", [64, 65])
+def test_a_prompt_without_room_for_one_token_is_refused_with_both_numbers(length):
+    engine = Engine(plan(full(), num_pages=64, max_model_len=64))
+    with pytest.raises(RequestError, match=rf"{length} tokens .* 64 tokens"):
+        engine.add(prompt(length))
+    assert not engine.scheduler.has_unfinished()
+
+
+def test_a_request_that_fills_the_pool_finishes_and_the_engine_lives():
+    engine = Engine(plan(full(), num_pages=2))
+    assert engine.scheduler.max_request_tokens == 8
+    engine.add(prompt(7), 100)
+    engine.run().assert_all_as_alone()
+    with pytest.raises(RequestError):
+        engine.add(prompt(8), 1)
+    engine.add(prompt(3, start=1), 3)
+    engine.run().assert_all_as_alone()
+
+
+def test_a_window_lets_a_long_prompt_through_a_small_pool():
+    engine = Engine(plan(sliding(8), num_pages=13, model_limit=400), max_num_batched_tokens=32)
+    engine.add(prompt(200), 5)
+    engine.run().assert_all_as_alone()
+
+
+def test_what_start_up_accepts_is_admitted_and_finishes():
+    specs = (full(), sliding(64))
+    needed = next(n for n in range(70, 400) if plan_or_none(*specs, num_pages=n, max_model_len=1024))
+    engine = Engine(plan(*specs, num_pages=needed, block_size=16, max_model_len=1024), max_num_batched_tokens=64)
+    engine.add(prompt(1000), None)
+    engine.run().assert_all_as_alone()
+    assert needed <= 64 + 9 + 2
+
+
+def plan_or_none(*specs, num_pages, max_model_len):
+    try:
+        return plan(*specs, num_pages=num_pages, block_size=16, max_model_len=max_model_len)
+    except CapacityError:
+        return None
+
+
+def test_a_lone_request_without_a_page_starts_again_alone_on_an_empty_pool(monkeypatch):
+    engine = Engine(plan(full(), num_pages=64))
+    engine.add(prompt(10, start=5), 2)
+    engine.run()
+    request = engine.add(prompt(10), 12)
+    for _ in range(4):
+        engine.step()
+    later = engine.add(prompt(10, start=1), 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.manager, "reserve", lambda rows, num_new: 0)  # as if its pages lay scattered
+        batch = BatchBuilder(engine.scheduler.queues, engine.manager, max_num_tokens=64, max_running=8)
+        batch.fill()
+        assert batch.chunks == {}
+        engine.scheduler._start_solo()
+    assert sum(engine.manager.stats().cached_pages) == 0
+    assert request.num_preemptions == 1
+    while engine.scheduler.queues.solo is not None:
+        engine.step()
+        assert later.row is None
+    engine.run().assert_all_as_alone()
+
+
+def test_pages_that_others_left_scattered_do_not_keep_a_long_request_from_its_end():
+    engine = Engine(plan(full(), sliding(10, 7), sliding(34), full(), num_pages=41, model_limit=600))
+    for length, start, max_tokens, num_steps in ((50, 7, 1000, 1), (156, 12, 8, 5), (173, 11, 1000, 0)):
+        engine.add(prompt(length, start=start), max_tokens)
+        for _ in range(num_steps):
+            engine.step()
+    had_to_run_solo = False
+    while engine.scheduler.has_unfinished():
+        engine.step()
+        had_to_run_solo |= engine.scheduler.queues.solo is not None
+    assert had_to_run_solo
+    engine.assert_all_as_alone()
+
+
+def test_a_request_that_does_not_even_fit_alone_ends_with_an_error_and_the_next_runs(monkeypatch):
+    engine = Engine(plan(full(), num_pages=64))
+    request = engine.add(prompt(10), 12)
+    monkeypatch.setattr(engine.manager, "max_new_tokens", lambda row, limit: 0)
+    engine.step()
+    monkeypatch.undo()
+    assert engine.finish(request) == "error"
+    assert "do not fit in the KV cache" in engine.updates[request.request_id][-1].error
+    engine.assert_nothing_held()
+    after = engine.add(prompt(10), 3)
+    engine.run()
+    assert engine.finish(after) == "length"
