@@ -14,12 +14,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 demo: .venv/.installed
 	$(BIN)/girih pull smollm2
-	$(BIN)/girih plan smollm2
-	$(BIN)/girih generate --model smollm2 --temperature 0 --max-tokens 48 "The five shapes of a girih tile set are"
+	$(BIN)/girih plan smollm2 --memory 1GiB
+	$(BIN)/girih generate --model smollm2 --temperature 0 --max-tokens 48 "Once upon a time, in a small village by the sea,"
 
 test: .venv/.installed-dev
 	$(BIN)/girih pull smollm2 gemma3-270m
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadgroup
 
 soak: .venv/.installed-dev
 	$(BIN)/girih pull smollm2 gemma3-270m

@@ -16,7 +16,7 @@ from girih.kv.capacity import peak_pages
 
 pytestmark = pytest.mark.real_weights
 
-MODELS = ("smollm2", "gemma3-270m")
+MODELS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("smollm2", "gemma3-270m")]
 OPTIONS = {"dtype": "float32", "max_model_len": 2600, "kv_cache_memory": "512MiB", "check_invariants": True}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True)
 
