@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from girih.arch import _shapes
 from girih.arch._common import (
     RopeParameters,
     as_dict,
@@ -109,29 +110,25 @@ def parse_config(config: Mapping[str, Any]) -> Gemma3TextConfig:
 def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the checkpoint by its Hugging Face name; a tied lm_head is not listed."""
     c = parse_config(config)
-    q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
+    shapes = dict(_shapes.embeddings(c.vocab_size, c.hidden_size, tied=c.tie_word_embeddings))
     for i in range(c.num_hidden_layers):
         layer = f"model.layers.{i}"
         for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
             shapes[f"{layer}.{norm}_layernorm.weight"] = (c.hidden_size,)
         for name in ("q_norm", "k_norm"):
             shapes[f"{layer}.self_attn.{name}.weight"] = (c.head_dim,)
-        for name, rows, columns, bias in (
-            ("self_attn.q_proj", q_size, c.hidden_size, c.attention_bias),
-            ("self_attn.k_proj", kv_size, c.hidden_size, c.attention_bias),
-            ("self_attn.v_proj", kv_size, c.hidden_size, c.attention_bias),
-            ("self_attn.o_proj", c.hidden_size, q_size, c.attention_bias),
-            ("mlp.gate_proj", c.intermediate_size, c.hidden_size, False),
-            ("mlp.up_proj", c.intermediate_size, c.hidden_size, False),
-            ("mlp.down_proj", c.hidden_size, c.intermediate_size, False),
-        ):
-            shapes[f"{layer}.{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{layer}.{name}.bias"] = (rows,)
-    shapes["model.norm.weight"] = (c.hidden_size,)
-    if not c.tie_word_embeddings:
-        shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
+        shapes.update(
+            _shapes.attention(
+                layer,
+                hidden_size=c.hidden_size,
+                num_heads=c.num_attention_heads,
+                num_kv_heads=c.num_key_value_heads,
+                head_dim=c.head_dim,
+                bias=c.attention_bias,
+            )
+        )
+        mlp = _shapes.gated_mlp(layer, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size, bias=False)
+        shapes.update(mlp)
     return shapes
 
 

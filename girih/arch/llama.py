@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from girih.arch import _shapes
 from girih.arch._common import (
     RopeParameters,
     as_dict,
@@ -92,27 +93,25 @@ def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
 def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the checkpoint by its Hugging Face name; a tied lm_head is not listed."""
     c = parse_config(config)
-    q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, c.hidden_size)}
+    shapes = dict(_shapes.embeddings(c.vocab_size, c.hidden_size, tied=c.tie_word_embeddings))
     for i in range(c.num_hidden_layers):
         layer = f"model.layers.{i}"
-        shapes[f"{layer}.input_layernorm.weight"] = (c.hidden_size,)
-        shapes[f"{layer}.post_attention_layernorm.weight"] = (c.hidden_size,)
-        for name, rows, columns, bias in (
-            ("self_attn.q_proj", q_size, c.hidden_size, c.attention_bias),
-            ("self_attn.k_proj", kv_size, c.hidden_size, c.attention_bias),
-            ("self_attn.v_proj", kv_size, c.hidden_size, c.attention_bias),
-            ("self_attn.o_proj", c.hidden_size, q_size, c.attention_bias),
-            ("mlp.gate_proj", c.intermediate_size, c.hidden_size, c.mlp_bias),
-            ("mlp.up_proj", c.intermediate_size, c.hidden_size, c.mlp_bias),
-            ("mlp.down_proj", c.hidden_size, c.intermediate_size, c.mlp_bias),
-        ):
-            shapes[f"{layer}.{name}.weight"] = (rows, columns)
-            if bias:
-                shapes[f"{layer}.{name}.bias"] = (rows,)
-    shapes["model.norm.weight"] = (c.hidden_size,)
-    if not c.tie_word_embeddings:
-        shapes["lm_head.weight"] = (c.vocab_size, c.hidden_size)
+        for norm in ("input", "post_attention"):
+            shapes[f"{layer}.{norm}_layernorm.weight"] = (c.hidden_size,)
+        shapes.update(
+            _shapes.attention(
+                layer,
+                hidden_size=c.hidden_size,
+                num_heads=c.num_attention_heads,
+                num_kv_heads=c.num_key_value_heads,
+                head_dim=c.head_dim,
+                bias=c.attention_bias,
+            )
+        )
+        mlp = _shapes.gated_mlp(
+            layer, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size, bias=c.mlp_bias
+        )
+        shapes.update(mlp)
     return shapes
 
 
