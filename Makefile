@@ -41,7 +41,7 @@ bench: .venv/.installed-dev
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(if $(TORCH_INDEX),$(PIP) install -c constraints.txt --index-url $(TORCH_INDEX) torch)
+	$(if $(TORCH_INDEX),$(PIP) install -c constraints.txt --extra-index-url https://pypi.org/simple --index-url $(TORCH_INDEX) torch)
 	$(PIP) install -c constraints.txt -e .
 	@touch $@
 

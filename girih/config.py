@@ -14,7 +14,7 @@ class EngineConfig:
     Args:
         model: a directory in Hugging Face format, a .gguf file, or a name that `girih pull` knows.
         dtype: "auto" (as the checkpoint says), "float32" or "bfloat16"; weights and KV cache.
-        max_model_len: longest request in tokens, or "auto": the longest that the model and memory allow.
+        max_model_len: longest request in tokens, or "auto": about the longest that the model and memory allow.
         kv_cache_memory_bytes: size of the KV cache pool; None measures what is free by a profile run.
         memory_utilization: share of this machine's memory (or of its cgroup limit) the process may use in all.
         max_num_seqs: requests computed at once.

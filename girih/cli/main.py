@@ -13,6 +13,7 @@ from girih import plugins
 from girih.errors import GirihError
 
 EXIT_BAD_INPUT = 2
+UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # of the click that this typer comes with: a wrong command line
 
 HELP = """Girih: an LLM inference engine whose KV cache is planned by the engine core.
 
@@ -35,12 +36,20 @@ def build_app(called: str | None) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; a `GirihError` is one line on stderr and exit code 2."""
+    """Run the command line; bad input is one line on stderr and exit code 2."""
+    called = sys.argv[1] if len(sys.argv) > 1 else None
     try:
-        build_app(sys.argv[1] if len(sys.argv) > 1 else None)()
+        sys.exit(build_app(called)(standalone_mode=False) or 0)
     except GirihError as error:
-        print(f"girih: {error}", file=sys.stderr)
-        sys.exit(EXIT_BAD_INPUT)
+        message = str(error)
+    except UsageError as error:
+        message = error.format_message()
+        if not message:  # no arguments: the help was shown
+            sys.exit(EXIT_BAD_INPUT)
+        known = f" {called}" if called in plugins.available("girih.cli") else ""
+        message = f"{message.rstrip('.')}; see girih{known} --help"
+    print(f"girih: {message}", file=sys.stderr)
+    sys.exit(EXIT_BAD_INPUT)
 
 
 if __name__ == "__main__":

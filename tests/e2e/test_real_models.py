@@ -1,6 +1,7 @@
 """SmolLM2 and Gemma 3 against transformers on the same directory: greedy tokens and logits, in every way to run."""
 
 import json
+import random
 import subprocess
 import sys
 
@@ -93,6 +94,24 @@ def test_preempted_requests_equal_transformers(directory, oracle) -> None:
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=44, ignore_eos=True, logprobs=1))
         assert llm.stats().num_preemptions > 0
     check_outputs(oracle, outputs)
+
+
+@pytest.mark.soak
+def test_64_mixed_requests_in_a_pool_that_holds_a_quarter_of_them(directory) -> None:
+    rng, options = random.Random(0), {**OPTIONS, "max_model_len": 700}
+    options["kv_cache_memory"] = pool_bytes_for(
+        directory, 64 / 4 * 0.25, num_tokens=700
+    )  # a quarter is as long on average
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    with LLM(str(directory), **options) as llm:
+        lengths = [int(2 ** rng.uniform(2, 9.4)) for _ in range(64)]
+        starts = [rng.randrange(1200) for _ in lengths]
+        languages = [rng.choice(list(TEXTS)) for _ in lengths]
+        prompts = [prompt_ids(llm.tokenizer.encode, *item) for item in zip(languages, lengths, starts, strict=True)]
+        together = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+        assert llm.stats().num_preemptions > 0
+        alone = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
+    assert together == alone
 
 
 def pool_bytes_for(directory, num_requests: float, num_tokens: int) -> int:

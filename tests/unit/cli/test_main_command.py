@@ -1,0 +1,35 @@
+"""The command line as a whole: help, and what a wrong one gets."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def girih(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "girih.cli.main", *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pln", "x"], "No such command 'pln'. Did you mean 'plan'?; see girih --help"),
+        (["plan", "smollm2", "--memry", "1GiB"], "--memory"),
+        (["plan", "smollm2", "--block-size", "x"], "--block-size"),
+        (["generate", "hello"], "Missing option '--model'; see girih generate --help"),
+        (["plan", "no-such-model"], "gemma3-270m, smollm2"),
+        (["plan", "smollm2", "--memory", "much"], "'much' is not a size; write it like 512MiB, 4GiB or 2e9"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_on_stderr_and_exit_code_2(arguments, message) -> None:
+    done = girih(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_lists_every_command_and_what_is_not_there() -> None:
+    done = girih("--help")
+    assert done.returncode == 0
+    for word in ("chat", "generate", "plan", "pull", "CUDA", "LoRA", "KV offload", "multimodal", "embeddings"):
+        assert word in done.stdout
