@@ -95,11 +95,12 @@ class StepOutput:
 
     Args:
         step_id: of the `StepInput`.
-        rows: int32 [m], the rows that sampled, in the order of the step.
+        rows: int32 [m], the rows that sampled a token, in the order of the step.
         token_ids: int32 [m], the sampled tokens.
         logprobs: row -> `TokenLogprobs` with n = 1, for rows that asked.
         prompt_logprobs: row -> `TokenLogprobs` of prompt positions p + 1 for each computed p of this step
             with p + 1 < num_prompt_tokens, for rows that asked.
+        failed: row -> why, for rows that should have sampled and could not; the others are right all the same.
     """
 
     step_id: int
@@ -107,3 +108,4 @@ class StepOutput:
     token_ids: np.ndarray
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from girih.errors import RequestError
 
@@ -22,7 +23,7 @@ class SamplingParams:
         repetition_penalty: > 1 makes tokens of prompt and output less likely: divides logits > 0, multiplies others.
         presence_penalty: subtracted once from the logits of tokens already in the output.
         frequency_penalty: subtracted per occurrence in the output.
-        seed: same seed, same tokens, alone or in a batch; None takes one from the engine.
+        seed: same seed, same tokens, alone or in a batch; in bfloat16 up to rounding. None takes one from the engine.
         max_tokens: output tokens at most; None means up to the model's length limit.
         min_tokens: no end-of-sequence or stop id is sampled before this many output tokens.
         stop: strings that end the output; not part of it.
@@ -53,9 +54,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Normalise `stop` and `stop_token_ids` to tuples and refuse values out of range, naming field and range."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
         if not all(isinstance(text, str) and text for text in stop):
             raise RequestError(f"stop={self.stop!r} must be non-empty strings")
         for name, (low, high) in _INT_RANGES.items():
@@ -70,6 +71,13 @@ class SamplingParams:
                 raise RequestError(f"{name}={value!r} must be a number from {least} to {most}")
         if self.repetition_penalty <= 0 or self.top_p <= 0:
             raise RequestError("repetition_penalty and top_p must be above 0")
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    """Return a list's items; None has none."""
+    if value is not None and not isinstance(value, Iterable):
+        raise RequestError(f"{name}={value!r} must be a list")
+    return () if value is None else tuple(value)
 
 
 _INT_RANGES = {

@@ -8,6 +8,9 @@ from typing import Any
 
 from girih.errors import ConfigError
 
+MAX_INT = 1 << 31  # no field of a real model comes near; what is made per layer, head or token stays countable
+MAX_LAYERS = 10_000
+
 
 @dataclass(frozen=True)
 class RopeParameters:
@@ -33,17 +36,17 @@ class RopeParameters:
     original_max_position_embeddings: int | None = None
 
 
-def read_int(config: Mapping[str, Any], name: str, default: int) -> int:
+def read_int(config: Mapping[str, Any], name: str, default: int, at_most: int = MAX_INT) -> int:
     """Return a positive whole number of config.json; a missing or null field is the default.
 
     Raises:
-        ConfigError: not a whole number of at least 1; the message names the field.
+        ConfigError: not a whole number from 1 to `at_most`; the message names the field.
     """
     value = config.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"config.json: {name}={value!r} must be a whole number of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
+        raise ConfigError(f"config.json: {name}={value!r} must be a whole number from 1 to {at_most}")
     return value
 
 

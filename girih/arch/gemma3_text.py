@@ -8,6 +8,7 @@ from typing import Any
 
 from girih.arch import _shapes
 from girih.arch._common import (
+    MAX_LAYERS,
     RopeParameters,
     as_dict,
     check_heads,
@@ -82,7 +83,7 @@ def parse_config(config: Mapping[str, Any]) -> Gemma3TextConfig:
     num_heads = read_int(config, "num_attention_heads", 8)
     num_kv_heads = read_int(config, "num_key_value_heads", 4)
     head_dim = read_int(config, "head_dim", 256)
-    num_layers = read_int(config, "num_hidden_layers", 26)
+    num_layers = read_int(config, "num_hidden_layers", 26, MAX_LAYERS)
     max_positions = read_int(config, "max_position_embeddings", 131_072)
     check_heads(num_heads, num_kv_heads, head_dim)
     rope_full, rope_sliding = _ropes(config, max_positions)

@@ -8,6 +8,7 @@ from typing import Any
 
 from girih.arch import _shapes
 from girih.arch._common import (
+    MAX_LAYERS,
     RopeParameters,
     as_dict,
     check_heads,
@@ -76,7 +77,7 @@ def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
         vocab_size=read_int(config, "vocab_size", 32000),
         hidden_size=hidden_size,
         intermediate_size=read_int(config, "intermediate_size", 11008),
-        num_hidden_layers=read_int(config, "num_hidden_layers", 32),
+        num_hidden_layers=read_int(config, "num_hidden_layers", 32, MAX_LAYERS),
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         head_dim=head_dim,

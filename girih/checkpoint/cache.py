@@ -29,10 +29,12 @@ IMPORT_FORMAT = 1
 
 def cache_directory() -> Path:
     """Return the root of the cache: $GIRIH_HOME, else $XDG_CACHE_HOME/girih, else ~/.cache/girih."""
-    if home := os.environ.get("GIRIH_HOME"):
-        return Path(home).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg).expanduser() / "girih"
+    for variable, folder in (("GIRIH_HOME", ""), ("XDG_CACHE_HOME", "girih")):
+        if value := os.environ.get(variable):
+            try:
+                return Path(value).expanduser() / folder
+            except RuntimeError as error:  # a home directory that does not exist
+                raise CheckpointError(f"{variable}={value!r} is no directory: {error}") from error
     return Path.home() / ".cache" / "girih"
 
 
@@ -42,7 +44,7 @@ def model_directory(name: str) -> Path:
 
 
 def is_ready(directory: Path, source_sha256: str | None = None) -> bool:
-    """Tell whether `directory` was finished by this version of the import, from the source that is meant.
+    """Tell whether `directory` was finished by this version of the import, from the source that is meant, and is whole.
 
     Args:
         directory: a directory below `<cache>/models`.
@@ -52,13 +54,22 @@ def is_ready(directory: Path, source_sha256: str | None = None) -> bool:
         marker = read_json_object(directory / MARKER_FILE)
     except CheckpointError:
         return False
-    return marker.get("import_format") == IMPORT_FORMAT and source_sha256 in (None, marker.get("source_sha256"))
+    return (
+        marker.get("import_format") == IMPORT_FORMAT
+        and source_sha256 in (None, marker.get("source_sha256"))
+        and marker.get("file_bytes") == _file_bytes(directory)
+    )
 
 
 def write_marker(directory: Path, **facts: Any) -> None:
-    """Write girih.json: the import's format number and where the model came from."""
-    marker = {"import_format": IMPORT_FORMAT, **facts}
+    """Write girih.json, last of all: the import's format number, where the model came from, and its files' sizes."""
+    marker = {"import_format": IMPORT_FORMAT, **facts, "file_bytes": _file_bytes(directory)}
     (directory / MARKER_FILE).write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+
+
+def _file_bytes(directory: Path) -> dict[str, int]:
+    files = (path for path in directory.iterdir() if path.name != MARKER_FILE and path.is_file())
+    return {path.name: path.stat().st_size for path in sorted(files)}
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 from girih.checkpoint.gguf_families._common import WeightRule
 from girih.checkpoint.gguf_reader import GgufFile, GgufTensor
 from girih.checkpoint.progress import Progress
+from girih.checkpoint.safetensors import some_of
 from girih.errors import CheckpointError
 
 # elements dequantised at once: the temporaries of a piece stay in the processor's cache
@@ -63,10 +64,10 @@ def check_complete(gguf: GgufFile, rules: Sequence[WeightRule], config_tensors: 
     missing = sorted(sources - gguf.tensors.keys())
     unknown = sorted(gguf.tensors.keys() - sources - config_tensors)
     if missing:
-        raise CheckpointError(f"{gguf.path}: {_some(missing)} missing; the file is incomplete")
+        raise CheckpointError(f"{gguf.path}: missing tensors: {some_of(missing)}; the file is incomplete")
     if unknown:
         raise CheckpointError(
-            f"{gguf.path}: {_some(unknown)} unknown to the architecture {gguf.architecture!r}; "
+            f"{gguf.path}: tensors unknown to the architecture {gguf.architecture!r}: {some_of(unknown)}; "
             "this model differs from what Girih can run"
         )
 
@@ -133,9 +134,3 @@ def _dequantizer(gguf: GgufFile, tensor: GgufTensor) -> Callable[[np.ndarray], n
             f"{gguf.path}: tensor {tensor.name!r} has type {tensor.type_name}, which the gguf library cannot dequantise"
         ) from None
     return run
-
-
-def _some(names: Sequence[str], limit: int = 4) -> str:
-    shown = ", ".join(repr(name) for name in names[:limit])
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return f"tensor{'s' if len(names) > 1 else ''} {shown}{more} {'are' if len(names) > 1 else 'is'}"

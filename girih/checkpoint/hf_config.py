@@ -1,4 +1,4 @@
-"""config.json and generation_config.json of a Hugging Face directory."""
+"""The small JSON files of a Hugging Face directory: config.json, and what ends a sequence."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def load_config(directory: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(directory: Path) -> tuple[int, ...]:
-    """Return the tokens that end a sequence: from generation_config.json, else from config.json, else none.
+    """Return the tokens that end a sequence; the one place that says so.
+
+    They come from generation_config.json, else from config.json, else they are the tokenizer's end-of-sequence token,
+    else there is none.
 
     Raises:
         CheckpointError: a file cannot be read, or its "eos_token_id" is no token id nor a list of them.
@@ -47,7 +50,26 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
         if not all(type(i) is int and i >= 0 for i in ids):
             raise CheckpointError(f'{path}: "eos_token_id" must be a token id or a list of them, not {value!r}')
         return tuple(dict.fromkeys(ids))
-    return ()
+    return _eos_of_tokenizer(directory)
+
+
+def token_text(value: Any) -> str | None:
+    """Return a special token's text as tokenizer_config.json writes it: a string, or an object with "content"."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _eos_of_tokenizer(directory: Path) -> tuple[int, ...]:
+    """Return the id of the token that tokenizer_config.json names, if tokenizer.json lists it as an added token."""
+    paths = directory / "tokenizer_config.json", directory / "tokenizer.json"
+    if not all(path.is_file() for path in paths):
+        return ()
+    text = token_text(read_json_object(paths[0]).get("eos_token"))
+    if text is None:
+        return ()
+    added = read_json_object(paths[1]).get("added_tokens") or []
+    return tuple(token["id"] for token in added if token.get("content") == text)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

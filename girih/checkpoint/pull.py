@@ -100,7 +100,9 @@ def download(entry: CatalogEntry, work: Path, progress: Progress) -> dict[str, P
             process.wait()
     if process.returncode:
         lines = log_path.read_text("utf-8", "replace").strip().splitlines()
-        errors = [line for line in lines if line.startswith("ERROR")] or lines  # the retries before it are noise
+        errors = [line for line in lines if line.startswith("ERROR: ")]  # the retries before it are noise
+        if not errors or errors[-1] == "ERROR: Exception:":  # a traceback follows; its last line is the reason
+            errors = lines
         raise CheckpointError(
             f"pip could not download {', '.join(specs)}; is this machine online? "
             f"pip said: {' / '.join(errors[-_PIP_LINES:])}"

@@ -5,6 +5,7 @@ Import of GGUF is loaded only where a .gguf file is named: `girih plan` must sta
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,17 +84,23 @@ def model_facts(name_or_path: str) -> ModelFacts:
 
 def _existing(name_or_path: str) -> Path:
     """Return the path if it is a directory with config.json or a .gguf file; else explain what it is instead."""
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(name_or_path).expanduser()
+        is_directory, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, a home that does not exist, a NUL byte
+        raise ConfigError(f"{name_or_path[:80]!r} cannot be a model: {error}") from error
+    if is_directory:
         ggufs = sorted(path.glob("*.gguf"))
         if not (path / "config.json").is_file() and ggufs:
             raise CheckpointError(f"{path} has no config.json; to use one of its GGUF files, name it: {ggufs[0]}")
         load_config(path)  # an error of the config is an error of the model's name here
         return path
-    if not path.exists():
+    if not exists:
+        close = difflib.get_close_matches(name_or_path, catalog.names(), n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
         raise ConfigError(
             f"no model {name_or_path!r}: it is neither a directory in Hugging Face's format, nor a .gguf file, "
-            f"nor one that `girih pull` knows ({', '.join(catalog.names())})"
+            f"nor one that `girih pull` knows ({', '.join(catalog.names())}){hint}"
         )
     if path.suffix == ".gguf":
         return path

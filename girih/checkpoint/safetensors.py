@@ -146,7 +146,7 @@ def check_weights(index: WeightIndex, expected: Mapping[str, Sequence[int]]) -> 
     ]
     unexpected = [name for name in index if name not in expected and not name.endswith(_HARMLESS_ENDINGS)]
     problems = [
-        f"{what}: {_some(items)}"
+        f"{what}: {some_of(items)}"
         for what, items in (("missing", missing), ("wrong shape", wrong), ("not in the model", unexpected))
         if items
     ]
@@ -248,13 +248,16 @@ def _explain_no_weights(directory: Path) -> str:
     files = sorted(directory.iterdir()) if directory.is_dir() else []
     if pickled := [file.name for file in files if is_pickled(file)]:
         return (
-            f"{directory} has only pickled weights ({_some(pickled)}), which can run code when they are opened; "
+            f"{directory} has only pickled weights ({some_of(pickled)}), which can run code when they are opened; "
             "convert them to safetensors first"
         )
     if others := [file.name for file in files if file.suffix == ".safetensors"]:
-        return f"{directory} has {_some(others)}, but neither {SINGLE_FILE} nor {INDEX_FILE} to list the model's files"
+        return (
+            f"{directory} has {some_of(others)}, but neither {SINGLE_FILE} nor {INDEX_FILE} to list the model's files"
+        )
     return f"{directory} has no {SINGLE_FILE} and no {INDEX_FILE}; only its config can be used"
 
 
-def _some(items: Sequence[str], limit: int = 4) -> str:
+def some_of(items: Sequence[str], limit: int = 4) -> str:
+    """Name the first few for a message, and how many more there are."""
     return ", ".join(items[:limit]) + (f" and {len(items) - limit} more" if len(items) > limit else "")

@@ -9,8 +9,10 @@ from typing import Any
 
 import tokenizers
 
-from girih.checkpoint.hf_config import eos_token_ids, read_json_object
+from girih.checkpoint.hf_config import read_json_object, token_text
 from girih.errors import CheckpointError, ConfigError, RequestError
+
+NO_CHAT_TEMPLATE = "this model has no chat template; give one with --chat-template FILE"
 
 _ROLES = ("bos", "eos", "unk", "pad")
 
@@ -21,7 +23,6 @@ class Tokenizer:
     Args:
         backend: the tokenizer itself.
         special_tokens: role -> text, e.g. {"bos": "<s>"}.
-        eos_token_ids: the ids that end a sequence.
         chat_template: Jinja source, if the model has one.
     """
 
@@ -30,12 +31,10 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         *,
         special_tokens: Mapping[str, str],
-        eos_token_ids: tuple[int, ...],
         chat_template: str | None,
     ):
         self.backend = backend
         self.special_tokens = dict(special_tokens)
-        self.eos_token_ids = eos_token_ids
         self.chat_template = chat_template
 
     @classmethod
@@ -57,29 +56,9 @@ class Tokenizer:
         backend.no_padding()
         config_path = directory / "tokenizer_config.json"
         config = read_json_object(config_path) if config_path.is_file() else {}
-        tokens = {role: _token_text(config.get(f"{role}_token")) for role in _ROLES}
+        tokens = {role: token_text(config.get(f"{role}_token")) for role in _ROLES}
         special_tokens = {role: text for role, text in tokens.items() if text is not None}
-        eos_ids = eos_token_ids(directory)
-        if not eos_ids and "eos" in special_tokens:
-            eos_id = backend.token_to_id(special_tokens["eos"])
-            eos_ids = () if eos_id is None else (eos_id,)
-        return cls(
-            backend,
-            special_tokens=special_tokens,
-            eos_token_ids=eos_ids,
-            chat_template=_chat_template(directory, config),
-        )
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """Return the number of tokens, added ones included."""
-        return self.backend.get_vocab_size(with_added_tokens=True)
-
-    @cached_property
-    def bos_token_id(self) -> int | None:
-        """Return the id of the beginning-of-sequence token, if there is one."""
-        text = self.special_tokens.get("bos")
-        return None if text is None else self.backend.token_to_id(text)
+        return cls(backend, special_tokens=special_tokens, chat_template=_chat_template(directory, config))
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
@@ -136,7 +115,7 @@ class Tokenizer:
 
         template = chat_template or self.chat_template
         if template is None:
-            raise ConfigError("this model has no chat template; give one with --chat-template FILE")
+            raise ConfigError(NO_CHAT_TEMPLATE)
         return render_chat(
             template,
             messages,
@@ -145,13 +124,6 @@ class Tokenizer:
             documents=None,
             **{f"{role}_token": text for role, text in self.special_tokens.items()},
         )
-
-
-def _token_text(value: Any) -> str | None:
-    """Return a special token's text; the file holds a string or an object with "content"."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:

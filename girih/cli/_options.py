@@ -18,6 +18,9 @@ from girih.config import EngineConfig
 from girih.errors import ConfigError
 from girih.units import parse_bytes
 
+CALM = {"temperature": 0.6, "top_p": 0.95}
+"""What the commands sample with unless told otherwise: at temperature 1 small models ramble."""
+
 
 @dataclass(frozen=True)
 class _Written:
@@ -34,7 +37,12 @@ class _Written:
     parse: Callable[[Any], Any]
 
 
-def _parse_length(text: str) -> int | str:
+def parse_length(text: str) -> int | str:
+    """Read "auto" or a number of tokens; `EngineConfig` refuses numbers out of range.
+
+    Raises:
+        ConfigError: it is neither.
+    """
     if text == "auto":
         return text
     try:
@@ -44,7 +52,7 @@ def _parse_length(text: str) -> int | str:
 
 
 _WRITTEN = {
-    "max_model_len": _Written("--max-model-len", str, _parse_length),
+    "max_model_len": _Written("--max-model-len", str, parse_length),
     "kv_cache_memory_bytes": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
     "stop": _Written("--stop", list[str], tuple),
     "stop_token_ids": _Written("--stop-token-ids", list[int], tuple),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
 
@@ -24,10 +27,11 @@ class StageBar:
         self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
 
     def __enter__(self) -> StageBar:
-        self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if self._stage is None:  # nothing was done, so nothing is shown
+            return
         if kind is None:
             self._finish_stage()
         self._bars.stop()
@@ -37,6 +41,7 @@ class StageBar:
         if stage != self._stage:
             self._finish_stage()
             self._stage = stage
+            self._bars.start()
             self._task = self._bars.add_task(stage, total=total)
             if not self._console.is_terminal:
                 self._console.print(f"  {stage}")
@@ -46,3 +51,17 @@ class StageBar:
         if self._stage is not None:
             task = self._bars.tasks[self._task]
             self._bars.update(self._task, completed=task.total)
+
+
+def find_model(model: str) -> Path:
+    """Resolve a model and show the progress if a .gguf file has to be imported first.
+
+    Raises:
+        GirihError: as `girih.checkpoint.resolve.resolve_model`.
+    """
+    from rich.console import Console
+
+    from girih.checkpoint.resolve import resolve_model
+
+    with StageBar(Console(file=sys.stderr, highlight=False, soft_wrap=True)) as bar:
+        return resolve_model(model, bar.update)

@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from girih.cli._options import build, with_options
+from girih.cli._options import CALM, build, with_options
+from girih.cli._progress import find_model
 from girih.config import EngineConfig
-from girih.errors import GirihError
+from girih.errors import ConfigError, GirihError
 from girih.request import SamplingParams
 
 if TYPE_CHECKING:
     from girih.engine.llm import LLM
 
 
-@with_options(EngineConfig, SamplingParams, defaults={"max_tokens": None})
+@with_options(EngineConfig, SamplingParams, defaults={**CALM, "max_tokens": None})
 def command(
     chat_template: Annotated[
         Optional[Path],  # noqa: UP045  # typer reads it at run time
@@ -43,7 +44,9 @@ def command(
 
     from girih.engine.llm import LLM
 
-    check_template(config.model, template)
+    check_template(find_model(config.model), template)
+    if sys.stdin.isatty():
+        print(f"loading {config.model} ...", file=sys.stderr)
     with LLM(**vars(config)) as llm:
         if sys.stdin.isatty():
             print(f"{config.model} is ready, up to {llm.max_model_len} tokens. Ctrl-D or /bye ends.", file=sys.stderr)
@@ -69,18 +72,16 @@ def _read(path: Path) -> str:
         raise GirihError(f"cannot read {path}: {error}") from error
 
 
-def check_template(model: str, chat_template: str | None) -> None:
+def check_template(directory: Path, chat_template: str | None) -> None:
     """Refuse a model without a chat template before it is loaded.
 
     Raises:
         ConfigError: there is none; the message names --chat-template.
     """
-    from girih.checkpoint.resolve import resolve_model
-    from girih.checkpoint.tokenizer import Tokenizer
+    from girih.checkpoint.tokenizer import NO_CHAT_TEMPLATE, Tokenizer
 
-    tokenizer = Tokenizer.from_directory(resolve_model(model))
-    if chat_template is None and tokenizer.chat_template is None:
-        tokenizer.apply_chat_template([])  # says so itself
+    if chat_template is None and Tokenizer.from_directory(directory).chat_template is None:
+        raise ConfigError(NO_CHAT_TEMPLATE)
 
 
 def _lines() -> Iterator[str]:

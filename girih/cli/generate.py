@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from girih.cli._options import build, with_options
+from girih.cli._options import CALM, build, with_options
+from girih.cli._progress import find_model
 from girih.config import EngineConfig
 from girih.errors import GirihError, RequestError
 from girih.request import SamplingParams
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from girih.request import RequestOutput
 
 
-@with_options(EngineConfig, SamplingParams, defaults={"max_tokens": 128})
+@with_options(EngineConfig, SamplingParams, defaults={**CALM, "max_tokens": 128})
 def command(
     prompts: Annotated[
         Optional[list[str]],  # noqa: UP045  # typer reads it at run time
@@ -43,6 +44,8 @@ def command(
     config = build(EngineConfig, options)
     params = build(SamplingParams, options)
     texts = _read_prompts(prompts or [], prompt_file)
+    find_model(config.model)
+    _say(f"loading {config.model} ...")
 
     from girih.engine.llm import LLM
 
@@ -74,10 +77,10 @@ def command(
 def _read_prompts(prompts: list[str], prompt_file: Path | None) -> list[str]:
     source = "standard input"
     try:
-        texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+        texts = [sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt for prompt in prompts]
         if prompt_file is not None:
             source = str(prompt_file)
-            texts.append(prompt_file.read_text("utf-8"))
+            texts.append(prompt_file.read_text("utf-8").removesuffix("\n"))
     except (OSError, UnicodeDecodeError) as error:
         raise GirihError(f"cannot read {source}: {error}") from error
     if not texts:

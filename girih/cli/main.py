@@ -5,19 +5,25 @@ what is heavy (torch, tokenizers, numba) inside the function, so that `--help` a
 """
 
 import importlib
+import io
+import os
 import sys
+from typing import Annotated
 
 import typer
 
+import girih
 from girih import plugins
 from girih.errors import GirihError
 
 EXIT_BAD_INPUT = 2
-UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # of the click that this typer comes with: a wrong command line
+UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[
+    1
+]  # of the click that this typer comes with: a wrong command line
 
 HELP = """Girih: an LLM inference engine whose KV cache is planned by the engine core.
 
-Not in this version: CUDA, LoRA, KV offload, multimodal input, embeddings.
+Not in this version: CUDA, LoRA, KV offload, multimodal input, embeddings, several workers, a server.
 """
 
 
@@ -27,19 +33,40 @@ def build_app(called: str | None) -> typer.Typer:
     Args:
         called: the first argument of the command line; if it names a command, only that one is imported.
     """
-    app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-    app.callback()(lambda: None)  # keeps a lone command a sub-command
+    app = typer.Typer(  # without rich's boxes, which cut long option names on a narrow terminal
+        help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    app.callback()(_common_options)
     names = [name for name in plugins.available("girih.cli") if name != "main"]
     for name in [called] if called in names else names:
         app.command(name, no_args_is_help=True)(importlib.import_module(f"girih.cli.{name}").command)
     return app
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"girih {girih.__version__}")
+        raise typer.Exit
+
+
+def _common_options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options before the command; with one, a lone command stays a sub-command."""
+
+
 def main() -> None:
-    """Run the command line; bad input is one line on stderr and exit code 2."""
+    """Run the command line; bad input is one line on stderr and exit code 2, output that cannot be written code 1."""
     called = sys.argv[1] if len(sys.argv) > 1 else None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
-        sys.exit(build_app(called)(standalone_mode=False) or 0)
+        code = build_app(called)(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code or 0)
     except GirihError as error:
         message = str(error)
     except UsageError as error:
@@ -48,6 +75,9 @@ def main() -> None:
             sys.exit(EXIT_BAD_INPUT)
         known = f" {called}" if called in plugins.available("girih.cli") else ""
         message = f"{message.rstrip('.')}; see girih{known} --help"
+    except OSError as error:  # of standard output: errors of files that the user named are GirihErrors
+        print(f"girih: cannot write the output: {error}", file=sys.stderr)
+        os._exit(1)  # without another try to flush
     print(f"girih: {message}", file=sys.stderr)
     sys.exit(EXIT_BAD_INPUT)
 

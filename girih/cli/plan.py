@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from girih import plugins
+from girih.cli._options import parse_length
 from girih.config import EngineConfig
 from girih.errors import ConfigError
 from girih.units import dtype_bytes, format_bytes, parse_bytes
@@ -46,7 +47,7 @@ def command(  # noqa: PLR0917 (typer calls it by name)
     options = EngineConfig(
         model=model,
         dtype=dtype,
-        max_model_len=_length(max_model_len),
+        max_model_len=parse_length(max_model_len),
         kv_cache_memory_bytes=None if kv_cache_memory is None else parse_bytes(kv_cache_memory),
         memory_utilization=memory_utilization,
         block_size=block_size,
@@ -146,11 +147,6 @@ def _budgets(options: EngineConfig, memory: str | None, weight_bytes: int) -> tu
             f"raise --memory or --memory-utilization"
         )
     return memory_bytes, memory_bytes - weight_bytes
-
-
-def _length(text: str) -> int | str:
-    """Read "auto" or a number of tokens; `EngineConfig` refuses the rest."""
-    return int(text) if text.isdecimal() else text
 
 
 def _show(report: dict[str, Any], config: KVCacheConfig, svg: Path | None) -> None:

@@ -14,7 +14,7 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,9 @@ from girih import arch, plugins
 from girih.checkpoint.hf_config import eos_token_ids, load_config
 from girih.checkpoint.resolve import resolve_model
 from girih.config import EngineConfig
-from girih.errors import BindingError, ExecutorError, PlanError
+from girih.engine.checks import check_block_ids, check_bound, check_specs
+from girih.engine.interrupts import uninterrupted
+from girih.errors import ExecutorError
 from girih.executor._base import CALL_TIMEOUT_S, Executor
 from girih.kv.config import KVCacheConfig
 from girih.kv.manager import CacheStats, KVCacheManager
@@ -63,7 +65,7 @@ class StartupReport:
         logger.debug("%s ...", name)
         start = time.perf_counter()
         yield
-        self.phases_s[name] = time.perf_counter() - start
+        self.phases_s[name] = self.phases_s.get(name, 0.0) + time.perf_counter() - start
         logger.info("%s: %.3f s", name, self.phases_s[name])
 
 
@@ -93,13 +95,14 @@ class EngineCore:
 
     Args:
         config: the options.
+        startup_report: goes on with what was timed before; None starts one.
 
     Raises:
         GirihError: the engine cannot be brought up; nothing is left running.
     """
 
-    def __init__(self, config: EngineConfig):
-        self.startup_report = StartupReport()
+    def __init__(self, config: EngineConfig, startup_report: StartupReport | None = None):
+        self.startup_report = startup_report or StartupReport()
         with self.startup_report.phase("find model"):
             self.model_directory = resolve_model(config.model)
         self.config = dataclasses.replace(config, model=str(self.model_directory))
@@ -110,7 +113,6 @@ class EngineCore:
         self._num_steps = 0
         self._in_flight: tuple[StepInput, Future[StepOutput]] | None = None
         self._dead: str | None = None
-        self._planned: tuple[tuple[list[Any], list[int]], list[KVCacheConfig]] | None = None
         executor = plugins.load("girih.executor", config.executor, what="executor")
         self.executor: Executor = executor.create(self.config)
         try:
@@ -177,7 +179,8 @@ class EngineCore:
         Returns:
             What became known, one update per request that has news.
         """
-        self._launch()
+        with uninterrupted():
+            self._launch()
         self._collect()
         if self.config.check_invariants:
             self.scheduler.manager.check()
@@ -260,10 +263,7 @@ class EngineCore:
         return [report.available_bytes for report in self.startup_report.memory]
 
     def _plan(self, specs: Sequence[Mapping[str, KVCacheSpec]], available_bytes: Sequence[int]) -> list[KVCacheConfig]:
-        facts = (list(specs), list(available_bytes))
-        if self._planned is not None and self._planned[0] == facts:
-            return self._planned[1]  # tried before, and nothing new was learnt
-        configs = get_kv_cache_configs(
+        return get_kv_cache_configs(
             specs,
             available_bytes,
             max_model_len=self.config.max_model_len,
@@ -272,8 +272,6 @@ class EngineCore:
             max_num_seqs=self.config.max_num_seqs,
             block_size=self.config.block_size,
         )
-        self._planned = (facts, configs)
-        return configs
 
     def _make_scheduler(self, kv_cache_config: KVCacheConfig) -> Scheduler:
         policy = plugins.load("girih.sched.policies", self.config.scheduling_policy, what="scheduling policy")
@@ -297,18 +295,31 @@ class EngineCore:
             return
         self._check_alive()
         step = self.scheduler.schedule()
-        if step is not None:
+        if step is None:
+            return
+        try:
             check_block_ids(step, self.kv_cache_configs[0])
             self._num_steps = step.step_id
             self._in_flight = (step, self.executor.execute_model(step))
+        except BaseException as error:  # its requests count on pages that nobody will fill
+            self._in_flight = None
+            logger.exception("step %d could not be handed out", step.step_id)
+            self._fail_step(str(error) or type(error).__name__)
+            if not isinstance(error, Exception):
+                raise
 
     def _collect(self) -> None:
         """Wait for the step under way, if there is one, and take in its result."""
         if self._in_flight is None:
             return
         step, future = self._in_flight
+        wait([future], CALL_TIMEOUT_S)  # Ctrl-C may end this wait; the step stays under way
+        with uninterrupted():
+            self._take_in(step, future)
+
+    def _take_in(self, step: StepInput, future: Future[StepOutput]) -> None:
         try:
-            output = future.result(CALL_TIMEOUT_S)
+            output = future.result(0)
         except TimeoutError:
             self._in_flight = None
             self._die(f"a step did not return within {CALL_TIMEOUT_S:g} s")
@@ -336,58 +347,3 @@ class EngineCore:
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise ExecutorError(f"this engine takes no more requests: {self._dead}")
-
-
-def check_specs(expected: Mapping[str, KVCacheSpec], specs: Sequence[Mapping[str, KVCacheSpec]]) -> None:
-    """Compare what config.json says every layer caches with what the built model says.
-
-    Only the backend, which the model was built with, knows its block sizes; that field is not compared.
-
-    Args:
-        expected: layer name -> spec, from config.json.
-        specs: the same from every worker, by rank.
-
-    Raises:
-        PlanError: they differ; names the rank, the layer and both specs.
-    """
-    for rank, actual in enumerate(specs):
-        for name in (*expected, *actual):
-            want, have = expected.get(name), actual.get(name)
-            if want is not None and have is not None:
-                want = dataclasses.replace(want, block_size_multiple=have.block_size_multiple)
-            if want != have:
-                raise PlanError(
-                    f"layer {name!r} on the worker of rank {rank} asks for {have}, but config.json says {want}"
-                )
-
-
-def check_bound(configs: Sequence[KVCacheConfig], bound: Sequence[Sequence[int]]) -> None:
-    """Compare the planned blocks with those that the workers really bound.
-
-    Args:
-        configs: the plan of every worker, by rank.
-        bound: blocks per group, by rank.
-
-    Raises:
-        BindingError: fewer are bound than planned: an id beyond them would be somebody else's memory.
-    """
-    for rank, (config, num_bound) in enumerate(zip(configs, bound, strict=True)):
-        planned = [config.num_blocks(g) for g in range(len(config.groups))]
-        if len(num_bound) != len(planned) or any(have < want for have, want in zip(num_bound, planned, strict=True)):
-            raise BindingError(
-                f"the worker of rank {rank} bound {list(num_bound)} blocks per group, the plan has {planned}; "
-                "lower --kv-cache-memory or --memory-utilization"
-            )
-
-
-def check_block_ids(step: StepInput, config: KVCacheConfig) -> None:
-    """Refuse a step with a block id that no worker has bound.
-
-    Raises:
-        BindingError: an id is negative or beyond the null page; names group and id.
-    """
-    for group, update in enumerate(step.table_updates):
-        null_id = config.null_block_id(group)
-        wrong = update.block_ids[(update.block_ids < 0) | (update.block_ids > null_id)]
-        if wrong.size:
-            raise BindingError(f"block id {int(wrong[0])} of group {group} is not bound; ids go from 0 to {null_id}")

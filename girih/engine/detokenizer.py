@@ -25,6 +25,9 @@ class TextDecoder(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of whole `ids`."""
 
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether `decode` leaves this token out when it skips special tokens."""
+
     @property
     def backend(self) -> Any:
         """Return the tokenizer of the `tokenizers` library; asked for how the vocabulary writes a token."""
@@ -34,8 +37,8 @@ class IncrementalDecoder:
     """Decodes a growing list of ids; returns only text that no later id can change.
 
     Only a short window of ids is decoded again for each new id. It starts one stable step back, because
-    some decoders treat the first token of a text differently (a leading space), and moves on whenever its
-    text ends in a whole character:
+    some decoders treat the first token of a text differently (a leading space is stripped), and moves on
+    whenever its text ends in a whole character and the step left behind has a text of its own:
 
         ids      . . . . . [ a b | c d ]
                            prefix read
@@ -62,23 +65,28 @@ class IncrementalDecoder:
         Returns:
             The text that has become final; often one word, possibly empty.
         """
+        token = self._tokenizer.backend.id_to_token(token_id)
+        if token is None or (self._skip_special_tokens and self._tokenizer.is_special(token_id)):
+            return ""  # as if it were not there, which is also how all ids are decoded at once
         self._ids.append(token_id)
-        if _BYTE_TOKEN.fullmatch(self._tokenizer.backend.id_to_token(token_id) or ""):
+        if _BYTE_TOKEN.fullmatch(token):
             return ""
-        text = self._decode_window()
+        text = self._decode(self._prefix)
         ends_whole = not text.endswith(REPLACEMENT)
         delta = self._show(text if ends_whole else text[:-1])
         if ends_whole:
-            self._prefix, self._read = self._read, len(self._ids)
-            self._num_shown = len(self._decode_window())
+            next_text = self._decode(self._read)
+            if next_text:  # else a decoder that strips the start would strip the next token's space
+                self._prefix, self._num_shown = self._read, len(next_text)
+            self._read = len(self._ids)
         return delta
 
     def flush(self) -> str:
         """Return what was held back; nothing may be appended afterwards."""
-        return self._show(self._decode_window())
+        return self._show(self._decode(self._prefix))
 
-    def _decode_window(self) -> str:
-        return self._tokenizer.decode(self._ids[self._prefix :], skip_special_tokens=self._skip_special_tokens)
+    def _decode(self, start: int) -> str:
+        return self._tokenizer.decode(self._ids[start:], skip_special_tokens=self._skip_special_tokens)
 
     def _show(self, text: str) -> str:
         delta = text[self._num_shown :]

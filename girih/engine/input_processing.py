@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from girih.checkpoint.tokenizer import Tokenizer
 from girih.errors import RequestError
@@ -27,19 +29,21 @@ class TokenizedPrompt:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several as a list; a flat list of ids is one prompt.
+    """Return one prompt or several as a list; a flat list or array of ids is one prompt.
 
     Raises:
         RequestError: there is none.
     """
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
+    items = _plain(prompts)
+    if not isinstance(items, list):
+        raise RequestError(f"a prompt must be a text or a list of token ids, not {prompts!r}")
     if not items:
         raise RequestError("there is no prompt; give a text, a list of token ids, or a list of these")
     if all(_is_token_id(item) for item in items):
-        return [items]  # type: ignore[list-item]  # checked by the line above
-    return items  # type: ignore[return-value]  # each item is checked when it is tokenized
+        return [items]
+    return items  # each one is checked when it is tokenized
 
 
 def tokenize(
@@ -60,7 +64,9 @@ def tokenize(
         _check_is_unicode(prompt)
         text, token_ids = prompt, tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
     else:
-        text, token_ids = None, list(prompt) if isinstance(prompt, Iterable) else [prompt]
+        text, token_ids = None, _plain(prompt)
+        if not isinstance(token_ids, list):
+            token_ids = [token_ids]
         wrong = [item for item in token_ids if not _is_token_id(item)]
         if wrong:
             raise RequestError(f"a prompt must be a text or a list of token ids; it holds {wrong[0]!r}")
@@ -105,9 +111,16 @@ def _check_is_unicode(text: str) -> None:
         raise RequestError(f"the prompt is not valid Unicode text at character {error.start}") from error
 
 
+def _plain(value: Any) -> Any:
+    """Return a list of what an iterable or an array of numpy or torch holds; anything else as it is."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return list(value) if isinstance(value, Iterable) else value
+
+
 def _is_token_id(item: object) -> bool:
     """Tell whether an item is an integer of Python or numpy; a bool is not."""
-    return hasattr(item, "__index__") and not isinstance(item, bool)
+    return isinstance(item, Integral) and not isinstance(item, bool)
 
 
 def _check_in_vocabulary(what: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -118,3 +131,17 @@ def _check_in_vocabulary(what: str, token_ids: Iterable[int], vocab_size: int) -
 
 def _wrap_int64(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
+
+
+def check_salt(cache_salt: str) -> None:
+    """Refuse a cache salt that is not text.
+
+    Raises:
+        RequestError: it is not a string, or one that UTF-8 cannot write.
+    """
+    try:
+        valid = isinstance(cache_salt, str) and cache_salt.encode() is not None
+    except UnicodeEncodeError:
+        valid = False
+    if not valid:
+        raise RequestError(f"cache_salt={cache_salt!r} must be text")

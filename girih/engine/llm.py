@@ -1,19 +1,22 @@
-"""`LLM`: the engine for programs. Prompts in, `RequestOutput`s out, in this process and this thread."""
+"""`LLM`: the engine for programs. Prompts in, `RequestOutput`s out, in this process; from any of its threads."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from girih.checkpoint.resolve import resolve_model
 from girih.checkpoint.tokenizer import Tokenizer
 from girih.config import EngineConfig
 from girih.engine.core import EngineCore, EngineStats, StartupReport
-from girih.engine.input_processing import Prompt, TokenizedPrompt, as_list, split_completions, tokenize
+from girih.engine.input_processing import Prompt, TokenizedPrompt, as_list, check_salt, split_completions, tokenize
+from girih.engine.interrupts import uninterrupted
 from girih.engine.output_processing import OutputProcessor, new_request_output
 from girih.errors import ConfigError, RequestError
 from girih.kv.config import KVCacheConfig
@@ -40,9 +43,15 @@ class LLM:
 
     def __init__(self, model: str, *, kv_cache_memory: int | str | None = None, **options: Any):
         self.config = make_config(model, kv_cache_memory, options)
-        self.core = EngineCore(self.config)
-        self.tokenizer = Tokenizer.from_directory(self.core.model_directory)
+        report = StartupReport()
+        with report.phase("find model"):
+            directory = resolve_model(model)
+        # before the core: a damaged tokenizer leaves nothing running, and its memory is on the bill for the cache
+        with report.phase("load tokenizer"):
+            self.tokenizer = Tokenizer.from_directory(directory)
+        self.core = EngineCore(dataclasses.replace(self.config, model=str(directory)), report)
         self._outputs = OutputProcessor(self.tokenizer)
+        self._lock = threading.RLock()  # several threads may call; each operation on the core is one at a time
         self._request_ids = map(str, itertools.count())
         self._next_seed = self.config.seed
 
@@ -89,8 +98,14 @@ class LLM:
         Raises:
             RequestError: a prompt or its parameters cannot be served; nothing was run. Names the prompt's index.
         """
+        check_salt(cache_salt)
         items = as_list(prompts)
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(items), SamplingParams)
+        params = _one_each(
+            "sampling_params",
+            SamplingParams() if sampling_params is None else sampling_params,
+            len(items),
+            SamplingParams,
+        )
         priority_of = _one_each("priorities", 0 if priorities is None else priorities, len(items), int)
         tokenized = [self._tokenize(i, prompt) for i, prompt in enumerate(items)]
         return self._run(tokenized, params, priority_of, cache_salt, progress)
@@ -118,7 +133,12 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         if not conversations:
             raise RequestError("there is no message; give at least one")
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(conversations), SamplingParams)
+        params = _one_each(
+            "sampling_params",
+            SamplingParams() if sampling_params is None else sampling_params,
+            len(conversations),
+            SamplingParams,
+        )
         tokenized = [self.render_chat(conversation, chat_template) for conversation in conversations]  # type: ignore[arg-type]
         return self._run(tokenized, params, [0] * len(tokenized), "", None)
 
@@ -150,8 +170,11 @@ class LLM:
         core_ids: list[str] = []
         try:
             self._add(output, params, 0, "", core_ids)
-            while not output.finished:
-                self._step()
+            ended = False
+            while not ended:
+                if not output.finished:  # the steps of another call may have ended it
+                    self._step()
+                ended = output.finished
                 yield output
         finally:
             self._abort(core_ids)
@@ -201,21 +224,29 @@ class LLM:
         self, output: RequestOutput, params: SamplingParams, priority: int, cache_salt: str, core_ids: list[str]
     ) -> None:
         """Queue the completions of one request; their core ids are added to `core_ids` one by one."""
-        children = split_completions(params, self.core.vocab_size, self._next_seed)
-        if params.seed is None:
-            self._next_seed += params.n
-        for index, child in enumerate(children):
-            core_id = self.core.add_request(output.prompt_token_ids, child, priority=priority, cache_salt=cache_salt)
-            core_ids.append(core_id)
-            self._outputs.add(core_id, output, index, child)
+        with self._lock, uninterrupted():
+            children = split_completions(params, self.core.vocab_size, self._next_seed)
+            if params.seed is None:
+                self._next_seed += params.n
+            for index, child in enumerate(children):
+                core_id = self.core.add_request(
+                    output.prompt_token_ids, child, priority=priority, cache_salt=cache_salt
+                )
+                core_ids.append(core_id)
+                self._outputs.add(core_id, output, index, child)
 
     def _step(self) -> None:
-        for core_id in self._outputs.process(self.core.step()):
-            self.core.abort(core_id)
+        """Move every request on, those of other calls and threads too."""
+        with self._lock:
+            updates = self.core.step()
+            with uninterrupted():
+                for core_id in self._outputs.process(updates):
+                    self.core.abort(core_id)
 
     def _abort(self, core_ids: Sequence[str]) -> None:
-        for core_id in self._outputs.abort(core_ids):
-            self.core.abort(core_id)
+        with self._lock, uninterrupted():
+            for core_id in self._outputs.abort(core_ids):
+                self.core.abort(core_id)
 
     def _tokenize(self, index: int, prompt: Prompt) -> TokenizedPrompt:
         with _naming_prompt(index):
@@ -263,7 +294,12 @@ def _one_each(what: str, value: Any, count: int, kind: type) -> list[Any]:
     """
     if isinstance(value, kind):
         return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise RequestError(f"{what}: got {len(values)} for {count} prompts; give one for all, or one per prompt")
-    return values
+    if not isinstance(value, Sequence) or not all(isinstance(item, kind) for item in value):
+        raise RequestError(f"{what}={value!r} must be a {kind.__name__}, or a list with one per prompt")
+    if len(value) != count:
+        raise RequestError(f"{what}: got {len(value)} for {count} prompts; give one for all, or one per prompt")
+    return list(value)
+
+
+def _params_each(value: Any, count: int) -> list[SamplingParams]:
+    return _one_each("sampling_params", SamplingParams() if value is None else value, count, SamplingParams)

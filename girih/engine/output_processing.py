@@ -89,11 +89,15 @@ class OutputProcessor:
         """Fill in what became known.
 
         Returns:
-            Core ids that a stop string has ended: the core must abort them.
+            Core ids that the core must abort: a stop string has ended them, or nobody follows them because an abort
+            was interrupted half-way.
         """
         stopped = []
         for update in updates:
-            completion = self._completions[update.request_id]
+            completion = self._completions.get(update.request_id)
+            if completion is None:
+                stopped.append(update.request_id)
+                continue
             if completion.apply(update):
                 stopped.append(update.request_id)
             if completion.output.finish_reason is not None:

@@ -58,7 +58,8 @@ class Executor(ABC):
         """Hand one step to the workers, which apply steps strictly in order.
 
         Returns:
-            A future of the output of the worker that samples; it fails with the errors of `collective_rpc`.
+            A future of the output of the worker that samples; it fails with the errors of `collective_rpc`. Whoever
+            waits for it and gives up marks the workers as failed.
         """
 
     @abstractmethod
@@ -71,4 +72,7 @@ class Executor(ABC):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Release the workers and what they hold; a second call does nothing."""
+        """Release the workers and what they hold; a second call does nothing.
+
+        Busy workers are waited for only briefly, and are no error: they are released when their call returns.
+        """

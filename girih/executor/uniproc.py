@@ -7,6 +7,7 @@ daemon: a stuck worker does not keep the process from ending.
 from __future__ import annotations
 
 import importlib
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from girih.errors import ExecutorError, GirihError
 from girih.executor._base import CALL_TIMEOUT_S, Executor
 from girih.messages import StepInput, StepOutput
 
+logger = logging.getLogger(__name__)
+
 RANK = 0
 SHUTDOWN_TIMEOUT_S = 10.0
 
@@ -25,6 +28,26 @@ SHUTDOWN_TIMEOUT_S = 10.0
 def create(config: EngineConfig) -> Executor:
     """Make the executor of an engine; `start` brings the worker up."""
     return UniProcExecutor(lambda: importlib.import_module("girih.worker.worker").Worker(config, RANK))
+
+
+class Answer(Future[Any]):
+    """The future of a call that tells when somebody has given up waiting for it.
+
+    Args:
+        give_up: called with the seconds waited.
+    """
+
+    def __init__(self, give_up: Callable[[float | None], None]):
+        super().__init__()
+        self._give_up = give_up
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the result; see `Future.result`."""
+        try:
+            return super().result(timeout)
+        except TimeoutError:  # ours: one that the worker raises comes as an ExecutorError
+            self._give_up(timeout)
+            raise
 
 
 class UniProcExecutor(Executor):
@@ -46,7 +69,7 @@ class UniProcExecutor(Executor):
         self._thread = threading.Thread(target=self._serve, name="girih-worker-0", daemon=True)
         self._thread.start()
         self._failure = None
-        self._worker = self._wait("start", self._submit("start", self._make_worker), CALL_TIMEOUT_S)
+        self._worker = self._wait(self._submit("start", self._make_worker), CALL_TIMEOUT_S)
 
     def collective_rpc(
         self,
@@ -61,7 +84,7 @@ class UniProcExecutor(Executor):
             (args,) = args_by_rank
         self.check_health()
         future = self._submit(method, getattr(self._worker, method), *args)
-        return [self._wait(method, future, CALL_TIMEOUT_S if timeout_s is None else timeout_s)]
+        return [self._wait(future, CALL_TIMEOUT_S if timeout_s is None else timeout_s)]
 
     def execute_model(self, step: StepInput) -> Future[StepOutput]:
         """Hand one step to the worker; see `Executor.execute_model`."""
@@ -74,18 +97,23 @@ class UniProcExecutor(Executor):
             raise ExecutorError(f"worker of rank {RANK} cannot be used: {self._failure}")
 
     def shutdown(self) -> None:
-        """Let the worker release what it holds and end its thread; see `Executor.shutdown`."""
+        """Let the worker release what it holds and end its thread, now or after the call that it is busy with.
+
+        See `Executor.shutdown`.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return
-        stuck = self._failure is not None
+        timeout_s = SHUTDOWN_TIMEOUT_S if self._failure is None else 0  # a stuck worker was waited for already
         self._failure = "it was shut down"
-        if self._worker is not None and not stuck:
-            self._wait("shutdown", self._submit("shutdown", self._worker.shutdown), SHUTDOWN_TIMEOUT_S)
+        released = None if self._worker is None else self._submit("shutdown", self._worker.shutdown)
         self._worker = None
         self._calls.put(None)
-        if not stuck:
-            thread.join(SHUTDOWN_TIMEOUT_S)
+        thread.join(timeout_s)
+        if thread.is_alive():
+            logger.warning("the worker of rank %d is busy; it releases its memory when its call returns", RANK)
+        elif released is not None:
+            released.result()
 
     def _serve(self) -> None:
         """Run calls one after another, on the worker's thread, until told to end."""
@@ -107,13 +135,15 @@ class UniProcExecutor(Executor):
                 text = f"{type(error).__name__}: {error}"
                 raise ExecutorError(f"worker of rank {RANK} failed in {method}: {text}") from error
 
-        future: Future[Any] = Future()
+        def give_up(timeout_s: float | None) -> None:
+            self._failure = f"{method} did not return within {timeout_s:g} s"
+
+        future = Answer(give_up)
         self._calls.put((future, run))
         return future
 
-    def _wait(self, method: str, future: Future[Any], timeout_s: float) -> Any:
+    def _wait(self, future: Future[Any], timeout_s: float) -> Any:
         try:
             return future.result(timeout_s)
-        except TimeoutError:  # ours: one that the worker raises comes as an ExecutorError
-            self._failure = f"{method} did not return within {timeout_s:g} s"
+        except TimeoutError:
             raise ExecutorError(f"worker of rank {RANK}: {self._failure}") from None

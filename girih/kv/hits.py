@@ -57,7 +57,7 @@ class HitFinder:
             hits &= spec.retention.hit_boundaries(found[:, group] > 0, self.block_size)
         return int(np.flatnonzero(hits)[-1])
 
-    def choose(self, found: np.ndarray, num_tokens: int) -> Hit:
+    def choose(self, found: np.ndarray, num_tokens: int, spoken_for: np.ndarray | int = 0) -> Hit:
         """Return the longest hit, or none where only this leaves room.
 
         Cached pages may lie scattered over so many slabs that pinning them blocks other groups; then the prefix is
@@ -66,10 +66,11 @@ class HitFinder:
         Args:
             found: as in `longest`.
             num_tokens: all known tokens of the request.
+            spoken_for: int64 [num_groups]; pages that must be left for others.
         """
-        hit = self._pin(found, self.longest(found), num_tokens)
+        hit = self._pin(found, self.longest(found), num_tokens, spoken_for)
         if hit.num_blocks and not hit.fits:
-            nothing = self._pin(found, 0, num_tokens)
+            nothing = self._pin(found, 0, num_tokens, spoken_for)
             return nothing if nothing.fits else hit
         return hit
 
@@ -78,7 +79,7 @@ class HitFinder:
         retention = self._config.groups[group].retention
         return int(retention.live_range(num_blocks * self.block_size, 1, self.block_size)[0])
 
-    def _pin(self, found: np.ndarray, num_blocks: int, num_tokens: int) -> Hit:
+    def _pin(self, found: np.ndarray, num_blocks: int, num_tokens: int, spoken_for: np.ndarray | int) -> Hit:
         groups, limit = self._config.groups, self._config.max_model_len
         first = [self.first_column(group, num_blocks) for group in range(len(groups))]
         pages = [np.ascontiguousarray(found[start:num_blocks, group]) for group, start in enumerate(first)]
@@ -87,7 +88,7 @@ class HitFinder:
             # a shared page that leaves the window makes no room: only pages that stay to the end count once
             stays, _ = spec.retention.live_range(num_tokens - 1, 1, self.block_size)
             need[group] -= min(need[group], max(0, num_blocks - max(first[group], stays)))
-        short = self._pool.slabs_short(np.array(need, dtype=np.int64), self._nothing, pages)
+        short = self._pool.slabs_short(np.array(need, dtype=np.int64) + spoken_for, self._nothing, pages)
         return Hit(num_blocks, first, pages, short <= 0)
 
 

@@ -7,7 +7,7 @@ One step, as the scheduler drives it:
     can_admit, admit, reserve, publish       for each waiting request
     take_table_updates                       what the workers must be told
     advance     after the step: tokens are computed, blocks leave their window
-    commit      sampled tokens; blocks that are full of computed tokens become findable
+    commit      sampled tokens; blocks that are full of computed tokens and not findable yet become so
     free        finish, abort, preempt: all the same here
 
 Rows are stable from `admit` to `free`. A waiting request owns nothing, and `lookup` and `can_admit` change nothing.
@@ -135,7 +135,9 @@ class KVCacheManager:
         """
         return self._hits.longest(self._find(token_ids, salt)) * self.block_size
 
-    def can_admit(self, token_ids: np.ndarray, salt: str = "", *, read_cache: bool = True) -> bool:
+    def can_admit(
+        self, token_ids: np.ndarray, salt: str = "", *, read_cache: bool = True, spoken_for: np.ndarray | int = 0
+    ) -> bool:
         """Tell whether a row is free and the request fits beside the pages referenced now.
 
         What must fit is its peak on the way to one token more than it knows, with its shared pages counted once, in
@@ -147,9 +149,10 @@ class KVCacheManager:
             token_ids: int [num_tokens]; all known tokens, of the prompt and sampled before a preemption.
             salt: as in `lookup`.
             read_cache: as in `admit`.
+            spoken_for: int64 [num_groups]; pages that rows were admitted for and do not hold yet.
         """
         found = self._find(token_ids, salt, read_cache)
-        return bool(self._free_rows) and self._hits.choose(found, len(token_ids)).fits
+        return bool(self._free_rows) and self._hits.choose(found, len(token_ids), spoken_for).fits
 
     def admit(
         self, token_ids: np.ndarray, *, num_prompt_tokens: int, salt: str = "", read_cache: bool = True
@@ -234,9 +237,8 @@ class KVCacheManager:
             rows: int [n].
             num_tokens: int [n]; computed and scheduled tokens of each row.
         """
-        if not self._caching:
-            return
-        for row, count in zip(rows.tolist(), num_tokens.tolist(), strict=True):
+        pending = self._keys.has_unpublished[rows]  # none without caching
+        for row, count in zip(rows[pending].tolist(), num_tokens[pending].tolist(), strict=True):
             until = min(count // self.block_size, int(self._tables.last[:, row].min()))
             first, keys = self._keys.take_prompt(row, until)
             if len(keys):
@@ -269,6 +271,7 @@ class KVCacheManager:
             token_ids: int [n].
         """
         if self._caching:
+            self.publish(rows, self._num_tokens[rows])  # a prompt's last block, if its last token was scheduled alone
             done, blocks, keys = self._keys.append(rows, self._num_tokens[rows], token_ids)
             if len(done):
                 self._publish(done, blocks, keys)
@@ -286,10 +289,7 @@ class KVCacheManager:
         self.num_computed_tokens[row] = 0
 
     def take_table_updates(self) -> tuple[TableUpdate, ...]:
-        """Return what changed in the block tables since the last call, one update per group.
-
-        Freed rows are included, so that a copy that applies every update always equals the tables.
-        """
+        """Return what changed in the block tables since the last call, one update per group; freed rows included."""
         return self._tables.take_updates()
 
     def reset_prefix_cache(self) -> bool:

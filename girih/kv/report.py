@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from girih.kv.capacity import max_context_tokens, num_concurrent_requests, peak_pages
+from girih.kv.capacity import capacity_tokens, max_context_tokens, num_concurrent_requests, peak_pages
 from girih.kv.config import KVCacheConfig
 
 
@@ -69,8 +69,8 @@ def plan_report(
         figures["requests_at_once"] = [
             {
                 "tokens": tokens,
-                "requests": (count := num_concurrent_requests(config, tokens)),
-                "all_tokens": count * tokens,
+                "requests": num_concurrent_requests(config, tokens),
+                "all_tokens": capacity_tokens(config, tokens),
             }
             for tokens in lengths
         ]

@@ -29,6 +29,8 @@ class RowKeys:
         self._tail = np.zeros((max_num_seqs, hasher.block_size), dtype=np.int32)
         self._num_hashed = np.zeros(max_num_seqs, dtype=np.int64)
         self._unpublished = [NO_KEYS] * max_num_seqs  # of the prompt, up to its last full block
+        self.has_unpublished = np.zeros(max_num_seqs, dtype=bool)
+        """bool [max_num_seqs]; whether `take_prompt` still has keys of a row."""
         self._last_prompt: tuple[str, np.ndarray, np.ndarray] = ("", np.zeros(0, dtype=np.int32), NO_KEYS)
 
     def of_prompt(self, token_ids: np.ndarray, salt: str) -> np.ndarray:
@@ -54,6 +56,7 @@ class RowKeys:
         """
         keys = self.of_prompt(token_ids, salt)
         self._unpublished[row] = keys[num_published:]
+        self.has_unpublished[row] = len(keys) > num_published
         self._num_hashed[row] = len(keys)
         self._chain[row] = keys[-1] if len(keys) else self._hasher.root(salt)
         tail = token_ids[len(keys) * self._hasher.block_size :]
@@ -69,6 +72,7 @@ class RowKeys:
         first = int(self._num_hashed[row]) - len(keys) if len(keys) else until
         count = max(0, until - first)
         self._unpublished[row] = keys[count:]
+        self.has_unpublished[row] = len(keys) > count
         return first, keys[:count]
 
     def append(
@@ -98,3 +102,4 @@ class RowKeys:
     def drop(self, row: int) -> None:
         """End a row."""
         self._unpublished[row] = NO_KEYS
+        self.has_unpublished[row] = False

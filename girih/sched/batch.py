@@ -6,6 +6,10 @@ From what must not stop to what can wait:
 
 A prompt gets a share, not all, when others wait, so that a short prompt has its first token soon while a long one
 goes on; whatever is left then goes to the prompts in order, so that no budget is lost.
+
+At most `MAX_PARTIAL_PROMPTS` prompts are in progress. While so many are, the first that waits is only let in if this
+step can complete it, that is, with about a fifth of the budget; if it cannot, the next that waits and can be
+completed goes before it. Each is passed by at most `MAX_TIMES_PASSED` others while it is the first.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from girih.sched.request_state import RequestState
 
 MAX_PARTIAL_PROMPTS = 4
 """Prompts that share the budget of a step; more of them would finish no earlier and hold pages for longer."""
+
+MAX_TIMES_PASSED = 64
+"""Short prompts that may go before the first long one that waits."""
 
 
 class BatchBuilder:
@@ -105,21 +112,35 @@ class BatchBuilder:
                 self._reserve(request, chunk)
 
     def _admit_waiting(self) -> None:
-        """Admit from the front of the queue; nobody is passed over."""
+        """Admit from the front of the queue; only `_short_prompt` passes somebody over."""
         solo, waiting = self._queues.solo, self._queues.waiting
         if solo is not None:
             if solo.row is None:
-                self._admit(solo)
+                self._admit(solo, self._budget_left)
             return
         while waiting and self._admission_open and self._budget_left and len(self._queues.running) < self._max_running:
-            if not self._admit(waiting[0]):
+            first, partial = waiting[0], self._partial_prompts()
+            enough = len(partial) >= MAX_PARTIAL_PROMPTS
+            request = self._short_prompt() if enough else first
+            share = self._budget_left if enough else self._share(min(len(waiting), MAX_PARTIAL_PROMPTS))
+            if request is None or not self._fits_beside(partial, request) or not self._admit(request, share):
                 return
+            first.num_times_passed += request is not first
 
-    def _admit(self, request: RequestState) -> bool:
+    def _short_prompt(self) -> RequestState | None:
+        """Return the first that waits if this step can complete it, else the next one that it can."""
+        first = self._queues.waiting[0]
+        num_cached_tokens = 0
+        if first.num_tokens > self._budget_left and not first.wants_prompt_logprobs:
+            num_cached_tokens = self._manager.lookup(first.known_token_ids(), first.cache_salt)
+        if first.num_tokens - num_cached_tokens <= self._budget_left:
+            return first
+        if first.num_times_passed >= MAX_TIMES_PASSED:
+            return None
+        return next((request for request in self._queues.waiting if request.num_tokens <= self._budget_left), None)
+
+    def _admit(self, request: RequestState, share: int) -> bool:
         token_ids = request.known_token_ids()
-        share = self._share(min(len(self._queues.waiting), MAX_PARTIAL_PROMPTS))
-        if request is not self._queues.solo and not self._may_enter(request, token_ids, share):
-            return False
         row, num_cached_tokens = self._manager.admit(
             token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
@@ -155,28 +176,22 @@ class BatchBuilder:
         """Return the most tokens that one of `num_sharers` prompts may take of what is left."""
         return max(self._budget_left // max(1, num_sharers), 1)
 
-    def _may_enter(self, request: RequestState, token_ids: np.ndarray, share: int) -> bool:
-        """Tell whether a newcomer's tokens fit beside what is held now and what prompts in progress will need."""
-        partial = self._partial_prompts()
-        if len(partial) >= MAX_PARTIAL_PROMPTS and len(token_ids) > share:
-            return False
-        if not self._manager.can_admit(token_ids, request.cache_salt, read_cache=not request.wants_prompt_logprobs):
-            return False
-        return not partial or self._fits_beside(partial, request)
-
     def _fits_beside(self, partial: dict[RequestState, int], newcomer: RequestState) -> bool:
-        """Tell whether a newcomer leaves the prompts in progress the pages that they were admitted for."""
-        config = self._manager.config
-        pages = list(capacity.peak_pages(config.groups, newcomer.num_tokens))
-        for g, num_referenced in enumerate(self._manager.stats().referenced_pages):
-            pages[g] += num_referenced
+        """Tell whether a newcomer fits and leaves the prompts in progress the pages that they were admitted for."""
+        groups = self._manager.config.groups
+        spoken_for = np.zeros(len(groups), dtype=np.int64)
         for request, chunk in partial.items():
-            peaks = capacity.peak_pages(config.groups, request.num_tokens)
+            peaks = capacity.peak_pages(groups, request.num_tokens)
             num_computed = int(self._manager.num_computed_tokens[request.row])
-            for g, group in enumerate(config.groups):
+            for g, group in enumerate(groups):
                 first, last = group.retention.live_range(num_computed, chunk, group.block_size)
-                pages[g] += max(0, peaks[g] - (last - first))
-        return capacity.slabs_needed(pages, config.groups) <= config.num_slabs
+                spoken_for[g] += max(0, peaks[g] - (last - first))
+        return self._manager.can_admit(
+            newcomer.known_token_ids(),
+            newcomer.cache_salt,
+            read_cache=not newcomer.wants_prompt_logprobs,
+            spoken_for=spoken_for,
+        )
 
     def _partial_prompts(self) -> dict[RequestState, int]:
         """Return the prompts that this step does not complete, with their chunks so far."""

@@ -42,8 +42,8 @@ class RequestQueues:
         """Queue a new request."""
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
-        self.by_id[request.request_id] = request
         insort(self.waiting, request, key=self.order)
+        self.by_id[request.request_id] = request
 
     def enter(self, request: RequestState, row: int, num_cached_tokens: int) -> None:
         """Let a waiting request run in `row`."""

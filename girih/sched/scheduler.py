@@ -69,16 +69,16 @@ class Scheduler:
         self.queues.add(request)
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request and its pages at once.
+        """Drop a request and its pages at once, with what was still to be reported of it.
 
         Returns:
             Whether it was still there.
         """
+        self._updates.pop(request_id, None)  # also of one that has just ended: nobody waits for its end any more
         request = self.queues.by_id.get(request_id)
         if request is None:
             return False
         self.queues.leave(request)
-        self._updates.pop(request_id, None)
         return True
 
     def has_unfinished(self) -> bool:
@@ -127,6 +127,8 @@ class Scheduler:
             if ending is not None:
                 update.finish_reason, update.stop_reason = ending
                 self.queues.leave(request)
+        for row, error in output.failed.items():
+            self._fail(self.queues.in_row(row), error)
 
     def fail_running(self, error: str) -> None:
         """End every running request with an error and forget all cached prefixes: a step went wrong half-way."""

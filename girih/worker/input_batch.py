@@ -34,6 +34,9 @@ class FlatBatch:
 class InputBatch:
     """Token ids, sampling parameters and block tables of every row.
 
+    Token ids and tables are as wide as the longest sequence, and not on the memory bill: the kernel gives their pages
+    when a row first uses them, and a sequence's share is small beside its KV cache.
+
     Args:
         config: the plan; sets the widths of the tables and the longest sequence.
         max_num_seqs: rows.
@@ -49,15 +52,14 @@ class InputBatch:
         self.block_sizes = [group.block_size for group in config.groups]
         self.null_block_ids = [config.null_block_id(group) for group in range(len(config.groups))]
         self.block_tables = [
-            np.full(
+            np.zeros(  # a row is filled with null pages when a request enters it; np.full would touch all rows now
                 (
                     max_num_seqs,
                     group.retention.table_width(config.max_model_len, group.block_size, config.num_lookahead_tokens),
                 ),
-                null_block_id,
                 np.int32,
             )
-            for group, null_block_id in zip(config.groups, self.null_block_ids, strict=True)
+            for group in config.groups
         ]
 
     def apply(self, new_rows: Sequence[NewRow], table_updates: Sequence[TableUpdate]) -> None:

@@ -5,6 +5,7 @@ batch.apply(step) -> flat tokens and group metadata -> model -> logits of the ro
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -26,6 +27,11 @@ from girih.worker.sampler import SampleInput, SamplingRows, sample, token_logpro
 # several copies: so a large vocabulary with many rows needs no more memory than a few rows
 LOGITS_ELEMENTS = 1 << 24
 SAMPLER_ELEMENTS = 1 << 22
+
+NOT_A_NUMBER = (
+    "no token can be chosen for this request: min_tokens with stop_token_ids holds all of them back, or the model "
+    "computed no finite numbers (damaged weights, or too large for the dtype: try --dtype float32)"
+)
 
 # context of the profile step's decode rows, all together: enough to fill a backend's buffers
 PROFILE_DECODE_TOKENS = 1 << 17
@@ -82,14 +88,19 @@ class ModelRunner:
         last_tokens = flat.query_starts[1:][step.samples] - 1
         rows = step.rows[step.samples]
         token_ids, logprobs = self._sample(hidden[torch.from_numpy(last_tokens)], rows)
+        failed = {int(row): NOT_A_NUMBER for row in rows[token_ids < 0]}
+        rows, token_ids = rows[token_ids >= 0], token_ids[token_ids >= 0]
         self.batch.append(rows, token_ids)
-        return StepOutput(step.step_id, rows, token_ids, logprobs, prompt_logprobs)
+        return StepOutput(step.step_id, rows, token_ids, logprobs, prompt_logprobs, failed)
 
     @torch.inference_mode()
     def touch_weights(self) -> None:
-        """Compute one token through all layers, so that weights mapped from a file are in memory; once is enough."""
+        """Read something of each page of every parameter, so that weights mapped from a file are in memory."""
         if not self.weights_touched:
-            self._made_up_step([0], [1], layers=None)
+            for parameter in self.model.parameters():
+                elements = parameter.flatten()
+                elements[:: mmap.PAGESIZE // elements.itemsize].sum()
+                elements[-1:].sum()  # a mapped tensor need not begin with a page
         self.weights_touched = True
 
     @torch.inference_mode()
@@ -119,7 +130,10 @@ class ModelRunner:
         return self.model(flat.input_ids, flat.positions, self.context.for_step(flat.groups))
 
     def _sample(self, hidden: torch.Tensor, rows: np.ndarray) -> tuple[np.ndarray, dict[int, TokenLogprobs]]:
-        """Sample for rows int32 [m] from hidden states [m, hidden_size]: token ids int32 [m], log probabilities."""
+        """Sample for rows int32 [m] from hidden states [m, hidden_size]: token ids int32 [m], log probabilities.
+
+        A row whose logits are not numbers gets -1 and no log probabilities.
+        """
         token_ids = np.empty(rows.size, np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         for part in slices(rows.size, self.logits_rows):
@@ -135,6 +149,8 @@ class ModelRunner:
         own_logits = logits[torch.from_numpy(asked)]  # a copy, as sampling changes the logits
         token_ids = sample(logits, self._sample_input(rows))
         for i, k in enumerate(asked):
+            if token_ids[k] < 0:
+                continue
             logprobs[int(rows[k])] = token_logprobs(own_logits[i : i + 1], token_ids[k : k + 1], int(num_top[k]))
         return token_ids
 
@@ -172,7 +188,7 @@ class ModelRunner:
             )
         return result
 
-    def _made_up_step(self, num_computed: list[int], num_new: list[int], layers: Sequence[int] | None) -> None:
+    def _made_up_step(self, num_computed: list[int], num_new: list[int], layers: Sequence[int]) -> None:
         """Run a made-up step over caches of a single page, which every block of every row points to, then sample."""
         query_starts = np.concatenate(([0], np.cumsum(num_new)))
         positions = np.concatenate(
@@ -208,9 +224,10 @@ class ModelRunner:
 
     def _sample_everything(self, hidden: torch.Tensor) -> None:
         """Make one slice of logits, and sample from a part of it with every option that needs memory."""
-        rows = SamplingRows(1, self.eos_token_ids)
-        rows.set(0, SamplingParams(top_k=1 << 20, top_p=0.99, min_p=0.01, repetition_penalty=1.1, seed=0))
         logits = self.model.compute_logits(hidden)[: self.sampler_rows]
+        rows = SamplingRows(1, self.eos_token_ids)
+        almost_all = logits.shape[1] - 1
+        rows.set(0, SamplingParams(top_k=almost_all, top_p=0.99, min_p=0.01, repetition_penalty=1.1, seed=0))
         own_logits = logits.clone()
         few = SampleInput(
             params=np.repeat(rows.params, len(logits)),
@@ -218,7 +235,7 @@ class ModelRunner:
             num_prompt_tokens=np.ones(len(logits), np.int64),
             end_token_ids=rows.end_token_ids * len(logits),
         )
-        token_logprobs(own_logits, sample(logits, few), num_top=1)
+        token_logprobs(own_logits, sample(logits, few).clip(min=0), num_top=1)
 
 
 def slices(total: int, size: int) -> Iterator[slice]:

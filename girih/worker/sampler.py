@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from girih.errors import ExecutorError
 from girih.messages import TokenLogprobs
 from girih.request import SamplingParams
 
@@ -93,22 +92,15 @@ def sample(logits: torch.Tensor, rows: SampleInput) -> np.ndarray:
         rows: the rows' parameters and tokens.
 
     Returns:
-        int32 [n].
-
-    Raises:
-        ExecutorError: a logit is not a number.
+        int32 [n]; -1 for a row without a likeliest token: a logit is NaN or infinite, or every id is held back.
     """
     num_output_tokens = rows.num_output_tokens
     _apply_penalties(logits, rows)
     _hold_back_end(logits, rows, num_output_tokens)
-    random = np.flatnonzero(rows.params["temperature"] > 0)
     largest, most_likely = logits.max(dim=-1)
-    if bool(largest.isnan().any()):
-        raise ExecutorError(
-            f"the model computed no numbers (NaN) for {int(largest.isnan().sum())} of {len(logits)} sequences; "
-            "its weights are damaged, or too large for the dtype: try --dtype float32"
-        )
-    token_ids = most_likely.numpy().astype(np.int32)
+    is_finite = largest.isfinite().numpy()
+    token_ids = np.where(is_finite, most_likely.numpy(), -1).astype(np.int32)
+    random = np.flatnonzero((rows.params["temperature"] > 0) & is_finite)
     if random.size:
         params = rows.params[random]
         uniforms = uniform(params["seed"], num_output_tokens[random])
@@ -171,6 +163,7 @@ def _apply_penalties(logits: torch.Tensor, rows: SampleInput) -> None:
         ids, counts = np.unique(tokens[rows.num_prompt_tokens[i] :], return_counts=True)
         penalty = p["presence_penalty"][i] + p["frequency_penalty"][i] * counts
         row[torch.from_numpy(ids.astype(np.int64))] -= torch.from_numpy(penalty).float()
+        row.clamp_(torch.finfo(row.dtype).min, torch.finfo(row.dtype).max)  # NaN stays NaN
 
 
 def _hold_back_end(logits: torch.Tensor, rows: SampleInput, num_output_tokens: np.ndarray) -> None:

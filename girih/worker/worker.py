@@ -106,7 +106,7 @@ class Worker:
         return [kv_cache_config.num_blocks(group) for group in range(len(kv_cache_config.groups))]
 
     def compile_or_warm_up_model(self) -> None:
-        """Compute one token, so that the first request finds the weights in memory."""
+        """Touch the weights, so that the first request finds them in memory."""
         self.runner.touch_weights()
 
     def execute_model(self, step: StepInput) -> StepOutput:

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from tiny_gguf import llama_gguf
 from tiny_models import reference_greedy, reference_model, tiny_gemma3, tiny_llama
 from typer.testing import CliRunner
 
@@ -102,6 +103,16 @@ def test_log_probabilities_are_in_the_json(model):
 def test_bad_input_is_one_clear_error(model, arguments, error, message):
     with pytest.raises(error, match=message):
         generate(model, *arguments)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_the_import_of_a_gguf_is_shown_while_it_happens(model, tmp_path, monkeypatch, command):
+    monkeypatch.setenv("GIRIH_HOME", str(tmp_path / "home"))
+    file = tmp_path / "model.gguf"
+    llama_gguf(model, file)
+    arguments = [command, "--model", file, *ENGINE, *GREEDY, *(["the dog"] if command == "generate" else [])]
+    shown = [girih(*arguments, stdin="the dog\n")[1].count("converting weights") for _ in range(2)]
+    assert shown == [1, 0]  # once, not once per tensor, and not again
 
 
 def run_process(*arguments, stdin=""):

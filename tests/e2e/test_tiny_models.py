@@ -1,10 +1,12 @@
 """Tiny models of both architectures through the whole engine, against transformers, in every way to run."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 import torch
+from oracle import Oracle, check_outputs
 from tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, reference_greedy, reference_model, tiny_gemma3, tiny_llama
 
 from girih import LLM, SamplingParams
@@ -14,7 +16,7 @@ BUILDERS = {"llama": tiny_llama, "gemma3": tiny_gemma3}
 WINDOW = 8  # of tiny gemma3's sliding layers
 LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 15, 16, 17, 40)
 NUM_TOKENS = 20
-GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,6 +35,11 @@ def directory(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def reference(directory):
     return reference_model(directory)
+
+
+@pytest.fixture(scope="module")
+def oracle(directory):
+    return Oracle(directory)
 
 
 @pytest.fixture(scope="module")
@@ -76,63 +83,82 @@ def pool_for(config, num_tokens, num_requests):
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_alone(llm, expected, length):
+def test_alone(llm, expected, oracle, length):
     (output,) = llm.generate([prompt(length)], GREEDY)
     assert tokens(output) == expected(prompt(length))
+    check_outputs(oracle, [output])
     assert output.outputs[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_batched(directory, expected, block_size):
+def test_batched(directory, expected, oracle, block_size):
     prompts = [prompt(length, seed) for seed in range(2) for length in LENGTHS]
     with make_llm(directory, block_size=block_size) as llm:
         outputs = llm.generate(prompts, GREEDY)
     assert [tokens(output) for output in outputs] == [expected(p) for p in prompts]
+    check_outputs(oracle, outputs)
 
 
 @pytest.mark.parametrize("chunk", range(1, 18))
-def test_every_chunk_size(directory, expected, chunk):
+def test_every_chunk_size(directory, expected, oracle, chunk):
     prompts = [prompt(40), prompt(17)]
     with make_llm(directory, max_num_batched_tokens=chunk) as llm:
         outputs = llm.generate(prompts, GREEDY)
         assert llm.stats().num_steps >= 57 // chunk
     assert [tokens(output) for output in outputs] == [expected(p) for p in prompts]
+    check_outputs(oracle, outputs)
 
 
-def test_after_a_prefix_hit(directory, expected):
+def test_after_a_prefix_hit(directory, expected, oracle):
     with make_llm(directory) as llm:
         for length in (8, 9, 40):
             again = [llm.generate([prompt(length)], GREEDY)[0] for _ in range(2)]
             assert [output.num_cached_tokens for output in again] == [0, (length - 1) // 4 * 4]
             assert [tokens(output) for output in again] == [expected(prompt(length))] * 2
+            check_outputs(oracle, again)
         longer = prompt(40) + expected(prompt(40))  # a conversation that goes on
         (output,) = llm.generate([longer], GREEDY)
         assert output.num_cached_tokens >= 40
         assert tokens(output) == expected(longer)
+        check_outputs(oracle, [output])
 
 
-def test_requests_of_one_step_share_pages(directory, expected):
+def test_requests_of_one_step_share_pages(directory, expected, oracle):
     with make_llm(directory) as llm:
         outputs = llm.generate([prompt(40), prompt(40), [*prompt(40)[:24], 5]], GREEDY)
     assert [output.num_cached_tokens for output in outputs] == [0, 36, 24]
     assert [tokens(output) for output in outputs] == [expected(output.prompt_token_ids) for output in outputs]
+    check_outputs(oracle, outputs)
 
 
-def test_after_preemption(directory, expected):
+def test_after_preemption(directory, expected, oracle):
     prompts = [prompt(30, seed) for seed in range(5)]
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=5)
     with make_llm(directory) as llm:
         memory = pool_for(llm.kv_cache_configs[0], 70, 2.2)
     with make_llm(directory, kv_cache_memory=memory) as llm:
         outputs = llm.generate(prompts, params)
         assert llm.stats().num_preemptions > 0
     assert [tokens(output) for output in outputs] == [expected(p, 40) for p in prompts]
+    check_outputs(oracle, outputs)
 
 
-def test_three_completions(llm, expected):
-    (output,) = llm.generate([prompt(17)], SamplingParams(n=3, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
+def test_after_a_tenant_that_left_nothing_but_nan(directory, expected, oracle):
+    """Case 47, for attention: what a page held before must not matter, also where it is not written anew."""
+    with make_llm(directory) as llm:
+        for cache in llm.core.executor._worker.runner.context.kv_caches.values():
+            for tensor in cache.tensors.values():
+                tensor[:-1] = torch.nan  # all pages but the null page
+        outputs = llm.generate([prompt(length) for length in LENGTHS], GREEDY)
+    assert [tokens(output) for output in outputs] == [expected(prompt(length)) for length in LENGTHS]
+    check_outputs(oracle, outputs)
+
+
+def test_three_completions(llm, expected, oracle):
+    (output,) = llm.generate([prompt(17)], dataclasses.replace(GREEDY, n=3))
     assert [completion.index for completion in output.outputs] == [0, 1, 2]
     assert [tokens(output, i) for i in range(3)] == [expected(prompt(17))] * 3
+    check_outputs(oracle, [output])
 
 
 def test_64_mixed_requests_in_a_pool_that_holds_a_quarter_of_them(directory, expected):
@@ -251,7 +277,7 @@ def test_streamed_text_is_the_text(llm):
     assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
 
 
-def test_one_of_three_completions_may_end_early(llm):
+def test_one_of_three_completions_may_end_early(llm):  # case 116
     params = {**RANDOM, "n": 3, "seed": 5}
     (free,) = llm.generate([prompt(9)], SamplingParams(**params))
     stop_id = next(t for t in tokens(free, 1) if t not in tokens(free, 0) and t not in tokens(free, 2))
@@ -261,7 +287,7 @@ def test_one_of_three_completions_may_end_early(llm):
     assert tokens(output, 0) == tokens(free, 0)
 
 
-def test_closing_a_stream_aborts_all_completions_and_frees_their_pages(llm):
+def test_closing_a_stream_aborts_all_completions_and_frees_their_pages(llm):  # case 116
     stream = llm.stream(prompt(9), SamplingParams(**{**RANDOM, "max_tokens": 100}, n=3))
     for _ in range(5):
         output = next(stream)

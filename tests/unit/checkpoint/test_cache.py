@@ -47,6 +47,20 @@ def test_a_finished_build_is_ready_and_leaves_nothing_else(target: Path) -> None
     assert sorted(path.name for path in target.parent.iterdir()) == [".m.lock", "m"]
 
 
+def test_a_directory_that_lost_or_changed_a_file_is_not_ready(target: Path) -> None:
+    build(target, "one")
+    (target / "weights").write_text("on")
+    assert not cache.is_ready(target)
+    (target / "weights").unlink()
+    assert not cache.is_ready(target)
+
+
+def test_a_home_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIRIH_HOME", "~no-such-user/cache")
+    with pytest.raises(CheckpointError, match="GIRIH_HOME"):
+        cache.cache_directory()
+
+
 def test_a_new_build_replaces_the_old_one(target: Path) -> None:
     build(target, "one")
     (target / "stale").touch()

@@ -111,11 +111,13 @@ def test_a_missing_or_mistyped_key_is_named(small: Path) -> None:
     ],
 )
 def test_dimensions_that_the_file_cannot_hold_are_refused(tmp_path: Path, dims: tuple[int, ...], words: str) -> None:
+    # case 123
     assert words in refusal(tmp_path, header(1) + tensor("huge", dims) + bytes(64))
 
 
 @pytest.mark.parametrize("count", [2**61, 2**64 - 1, 10**6])
 def test_counts_that_the_file_cannot_hold_are_refused_before_anything_is_allocated(tmp_path: Path, count: int) -> None:
+    # case 123
     assert str(count) in refusal(tmp_path, header(num_tensors=count) + bytes(64))
     assert str(count) in refusal(tmp_path, header(num_metadata=count) + bytes(64))
     for kind in (8, 6):  # arrays of strings, of floats
@@ -183,7 +185,7 @@ def test_any_damage_gives_a_model_or_a_refusal(tmp_path_factory: pytest.TempPath
         read_gguf(folder / "damaged.gguf")
 
 
-def test_a_vocabulary_of_262144_is_read_quickly_and_without_touching_tensor_data(tmp_path: Path) -> None:
+def test_a_vocabulary_of_262144_is_read_quickly_and_without_touching_tensor_data(tmp_path: Path) -> None:  # case 107
     path = tmp_path / "big.gguf"
     count, data_bytes = 262_144, 1 << 33
     words = b"".join(text(f"token{i}") for i in range(count))
@@ -210,7 +212,7 @@ def split(tmp_path: Path) -> list[Path]:
     return sorted(tmp_path.glob("model-*.gguf"))
 
 
-def test_all_parts_of_a_split_model_are_read_whichever_is_given(split: list[Path]) -> None:
+def test_all_parts_of_a_split_model_are_read_whichever_is_given(split: list[Path]) -> None:  # case 125
     assert [path.name for path in split] == [f"model-0000{k}-of-00003.gguf" for k in (1, 2, 3)]
     for path in split:
         model = read_gguf(path)
@@ -220,7 +222,7 @@ def test_all_parts_of_a_split_model_are_read_whichever_is_given(split: list[Path
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
-def test_a_missing_part_is_named(split: list[Path], missing: int) -> None:
+def test_a_missing_part_is_named(split: list[Path], missing: int) -> None:  # case 125
     split[missing - 1].unlink()
     present = split[missing % 3]
     with pytest.raises(CheckpointError, match=rf"part {missing} is missing.*0000{missing}-of-00003"):

@@ -63,6 +63,18 @@ def test_an_unknown_name_lists_what_there_is(name: str) -> None:
             function(name)
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "~no-such-user/model"])
+def test_a_name_that_no_path_can_have_is_refused(name: str) -> None:
+    for function in (resolve_model, model_facts):
+        with pytest.raises(ConfigError, match="cannot be a model"):
+            function(name)
+
+
+def test_a_misspelt_name_is_told_the_one_that_was_meant() -> None:
+    with pytest.raises(ConfigError, match="did you mean smollm2"):
+        resolve_model("smolm2")
+
+
 def test_a_gguf_is_imported_once(gguf_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stages: list[str] = []
     directory = resolve_model(str(gguf_path), lambda stage, done, total: stages.append(stage))

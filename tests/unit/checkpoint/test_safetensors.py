@@ -71,13 +71,13 @@ def test_shards_are_joined_by_the_index(tmp_path: Path) -> None:
     assert index.weight_bytes == sum(value.nbytes for value in TENSORS.values())
 
 
-def test_a_listed_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_listed_shard_that_is_not_there_is_named(tmp_path: Path) -> None:  # case 119
     save_sharded(tmp_path)
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     assert "lists model-00002-of-00002.safetensors, which is not there" in refusal(tmp_path)
 
 
-def test_files_and_tensors_that_the_index_does_not_list_are_ignored(tmp_path: Path) -> None:
+def test_files_and_tensors_that_the_index_does_not_list_are_ignored(tmp_path: Path) -> None:  # case 119
     save_sharded(tmp_path)
     save_file({"a.weight": np.zeros(3)}, tmp_path / "consolidated.safetensors")
     write_index(
@@ -108,7 +108,7 @@ def test_an_index_reaches_no_file_outside_its_directory(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("cut", [1, 4096])
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_file_cut_short_is_refused(tmp_path: Path, cut: int, sharded: bool) -> None:
+def test_a_file_cut_short_is_refused(tmp_path: Path, cut: int, sharded: bool) -> None:  # case 120
     path = tmp_path / ("model-00001-of-00002.safetensors" if sharded else "model.safetensors")
     if sharded:
         save_sharded(tmp_path)
@@ -149,6 +149,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" 
     ],
 )
 def test_what_is_no_safetensors_file_is_called_what_it_is(tmp_path: Path, content: bytes, words: str) -> None:
+    # case 121
     (tmp_path / "model.safetensors").write_bytes(content)
     assert words in refusal(tmp_path)
 

@@ -7,7 +7,8 @@ import pytest
 
 
 def girih(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "girih.cli.main", *arguments], capture_output=True, text=True)
+    command = [sys.executable, "-m", "girih.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_the_svg_is_written(tmp_path):
         (("smollm2", "--memory", "1GiB", "--kv-cache-memory", "1GiB"), "exclude each other"),
         (("smollm2", "--memory", "lots"), "'lots' is not a size"),
         (("smollm2", "--memory", "1GiB", "--max-model-len", "9000"), "limit of 8192 tokens"),
-        (("smollm2", "--memory", "1GiB", "--max-model-len", "long"), "max_model_len='long'"),
+        (("smollm2", "--memory", "1GiB", "--max-model-len", "long"), "--max-model-len 'long' must be a whole number"),
         (("smollm2", "--memory", "1GiB", "--dtype", "int4"), "dtype='int4' is not supported"),
         (("smollm2", "--memory", "1GiB", "--block-size", "0"), "block_size=0"),
         (("smollm2", "--memory", "1GiB", "--context", "9000"), "--context 9000"),

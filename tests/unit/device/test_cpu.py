@@ -35,19 +35,19 @@ def facts_gib(machine):
     return facts.total_bytes / GIB, facts.free_bytes / GIB
 
 
-def test_without_cgroup_files_the_machine_is_the_limit(machine):
+def test_without_cgroup_files_the_machine_is_the_limit(machine):  # case 13
     assert facts_gib(machine) == (16, 12)
     assert cpu.memory_facts(machine.root).source == "this machine"
 
 
-def test_version_2_limit_below_the_machine(machine):
+def test_version_2_limit_below_the_machine(machine):  # case 13
     limit_v2(machine, 1 * GIB, used=256 * MIB)
     assert facts_gib(machine) == (1, 0.75)
     assert cpu.memory_facts(machine.root).source.endswith("memory.max")
 
 
 @pytest.mark.parametrize("limit", ["max", 64 * GIB, UNLIMITED_V1])
-def test_no_limit_in_effect(machine, limit):
+def test_no_limit_in_effect(machine, limit):  # case 13
     limit_v2(machine, limit, used=10 * GIB)
     assert facts_gib(machine) == (16, 12)
 
@@ -72,7 +72,7 @@ def test_file_cache_that_can_be_dropped_is_free(machine):
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(2 * GIB, (2, 1.5)), (UNLIMITED_V1, (16, 12))])
-def test_version_1(machine, limit, expected):
+def test_version_1(machine, limit, expected):  # case 13
     machine.write("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/abc")
     machine.write("sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes", limit)
     machine.write("sys/fs/cgroup/memory/docker/abc/memory.usage_in_bytes", GIB)

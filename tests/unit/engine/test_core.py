@@ -173,21 +173,66 @@ def test_a_layer_that_is_missing_or_too_many_is_named(make_core):
             make_core(FakeExecutor({"get_kv_cache_spec": [layers]}))
 
 
-def test_a_worker_that_binds_fewer_blocks_than_planned_is_refused(make_core):
+def test_a_worker_that_binds_fewer_blocks_than_planned_is_refused(make_core):  # case 33
     executor = FakeExecutor({"initialize_from_config": [[17]]})
     with pytest.raises(BindingError, match=r"rank 0 bound \[17\] blocks"):
         make_core(executor)
     assert executor.is_shut_down
 
 
-def test_an_id_beyond_what_was_bound_never_reaches_a_worker(make_core):
+def test_an_id_beyond_what_was_bound_never_reaches_a_worker(make_core):  # case 33
     core = make_core()
     null_id = core.kv_cache_configs[0].null_block_id(0)
     core.add_request([1, 2, 3], PARAMS)
     row = np.zeros(1, dtype=np.int32)
     core.scheduler.manager.take_table_updates = lambda: (TableUpdate(row, row, row + null_id + 1),)
-    with pytest.raises(BindingError, match=f"block id {null_id + 1} of group 0"):
-        core.step()
+    (update,) = core.step()
+    assert f"block id {null_id + 1} of group 0" in update.error
+
+
+def test_a_step_that_is_not_handed_out_leaves_neither_requests_nor_findable_pages(make_core, monkeypatch):
+    core = make_core()
+    prompt = list(range(12))
+
+    def broken(step):
+        raise ValueError("no memory for the message")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core.executor, "execute_model", broken)
+        request = core.add_request(prompt, PARAMS)
+        (update,) = core.step()
+    assert (update.request_id, update.finish_reason, update.error) == (request, "error", "no memory for the message")
+    assert core.stats().num_running == sum(core.stats().cache.cached_pages) == 0
+    assert run(core) == {}
+    again = core.add_request(prompt, PARAMS)
+    assert run(core) == {again: (expected_output(prompt, 5), "length", None)}
+
+
+def test_an_interrupt_while_a_step_is_handed_out_ends_its_requests(make_core, monkeypatch):
+    core = make_core()
+
+    def interrupted(step):
+        raise KeyboardInterrupt
+
+    request = core.add_request([1, 2, 3, 4, 5], PARAMS)
+    with monkeypatch.context() as patch:
+        patch.setattr(core.executor, "execute_model", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            core.step()
+    assert not core.has_unfinished()
+    assert core.step()[0].request_id == request
+    again = core.add_request([1, 2, 3, 4, 5], PARAMS)
+    assert run(core)[again][0] == expected_output([1, 2, 3, 4, 5], 5)
+
+
+def test_a_length_that_auto_lowered_is_what_requests_are_checked_against(make_core):  # case 9
+    page_bytes = len(LAYERS) * SPEC.page_size_bytes(4)
+    core = make_core(max_model_len="auto", kv_cache_memory_bytes=11 * page_bytes)
+    assert core.max_model_len == core.kv_cache_configs[0].max_model_len == 40
+    with pytest.raises(RequestError, match=r"60 tokens .* 40 tokens"):
+        core.add_request([1] * 60, PARAMS)
+    request = core.add_request([1] * 39, PARAMS)
+    assert run(core)[request] == (expected_output([1] * 39, 1), "length", None)
 
 
 def test_an_error_while_starting_leaves_nothing_running(make_core):
@@ -197,7 +242,7 @@ def test_an_error_while_starting_leaves_nothing_running(make_core):
     assert executor.is_shut_down
 
 
-def test_requests_get_ids_of_their_own_and_their_tokens(make_core):
+def test_requests_get_ids_of_their_own_and_their_tokens(make_core):  # case 70
     core = make_core()
     ids = [core.add_request([1, 2, 3], PARAMS) for _ in range(3)]
     assert len(set(ids)) == 3
@@ -273,6 +318,14 @@ def test_an_interrupted_step_is_taken_in_before_a_request_is_aborted(make_core):
     executor.answers.clear()
     assert run(core) == {kept: (expected_output([1, 2], 5), "length", None)}
     assert core.stats().kv_cache_usage == 0
+
+
+def test_a_request_that_ended_in_an_interrupted_step_is_not_reported_after_its_abort(make_core):
+    core = make_core()
+    request = core.add_request([1, 2], dataclasses.replace(PARAMS, max_tokens=1))
+    core._launch()  # as `step` does before it is interrupted
+    assert not core.abort(request)
+    assert core.step() == []
 
 
 def test_abort_of_an_unknown_or_ended_request_does_nothing(make_core):

@@ -12,7 +12,7 @@ from girih.engine.detokenizer import Detokenizer, IncrementalDecoder, StopString
 
 
 def wrap(backend):
-    return Tokenizer(backend, special_tokens={}, eos_token_ids=(), chat_template=None)
+    return Tokenizer(backend, special_tokens={}, chat_template=None)
 
 
 def byte_fallback_tokenizer():
@@ -24,8 +24,20 @@ def byte_fallback_tokenizer():
     return wrap(backend)
 
 
+def strip_tokenizer():
+    """A vocabulary like Llama 2's: the decoder strips one space at the start of a text; some tokens are special."""
+    words = ["<s>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581\u2581", "b", "\u2581the", ""]
+    vocab = {word: i for i, word in enumerate(words)} | {f"<0x{b:02X}>": len(words) + b for b in range(256)}
+    backend = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    backend.add_special_tokens(words[:3])
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    return wrap(backend)
+
+
 BYTE_LEVEL = wrap(byte_level_tokenizer(add_bos=False))
 BYTE_FALLBACK = byte_fallback_tokenizer()
+STRIP = strip_tokenizer()
 
 
 def byte_ids(tokenizer, data):
@@ -53,19 +65,19 @@ def stream(tokenizer, ids, **options):
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])
 @pytest.mark.parametrize("data", ["\u010f".encode(), "\U0001f600".encode(), "a\u5b57b\u00e9".encode()])
-def test_a_character_split_over_tokens_comes_out_whole(tokenizer, data):
+def test_a_character_split_over_tokens_comes_out_whole(tokenizer, data):  # case 115
     deltas, _ = stream(tokenizer, byte_ids(tokenizer, data))
     assert "".join(deltas) == data.decode()
     assert not any("\ufffd" in delta for delta in deltas)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])
-def test_an_output_cut_within_a_character_ends_in_replacements_as_decode_does(tokenizer):
+def test_an_output_cut_within_a_character_ends_in_replacements_as_decode_does(tokenizer):  # case 115
     ids = byte_ids(tokenizer, b"ok \xf0\x9f\x98")
     assert "".join(stream(tokenizer, ids)[0]) == tokenizer.decode(ids)
 
 
-def test_an_invalid_byte_becomes_exactly_one_replacement():
+def test_an_invalid_byte_becomes_exactly_one_replacement():  # case 115
     ids = byte_ids(BYTE_LEVEL, b"a\xffb")
     assert "".join(stream(BYTE_LEVEL, ids)[0]) == "a\ufffdb"
 
@@ -97,6 +109,21 @@ def test_joined_text_equals_decoding_everything_byte_fallback(ids):
     assert "".join(stream(BYTE_FALLBACK, ids)[0]) == BYTE_FALLBACK.decode(ids)
 
 
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(0, 8), st.integers(0, 8), st.integers(9, 270)), max_size=30),
+    st.booleans(),
+)
+def test_joined_text_equals_decoding_everything_where_a_leading_space_is_stripped(ids, skip_special_tokens):
+    deltas, _ = stream(STRIP, ids, skip_special_tokens=skip_special_tokens)
+    assert "".join(deltas) == STRIP.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def test_a_space_after_a_token_that_is_left_out_stays():
+    word, start, other = (STRIP.backend.token_to_id(token) for token in ("\u2581a", "<s>", "\u2581the"))
+    assert stream(STRIP, [word, start, other])[0] == ["a", "", " the", ""]
+
+
 def test_special_tokens_are_left_out_or_shown():
     bos = BYTE_LEVEL.backend.token_to_id("<bos>")
     ids = [bos, *byte_ids(BYTE_LEVEL, b"x")]
@@ -109,13 +136,14 @@ def test_the_window_that_is_decoded_again_stays_short():
 
     class Counting:
         backend = BYTE_LEVEL.backend
+        is_special = staticmethod(BYTE_LEVEL.is_special)
 
         def decode(self, ids, skip_special_tokens=True):
             sizes.append(len(ids))
             return BYTE_LEVEL.decode(ids, skip_special_tokens)
 
     decoder = IncrementalDecoder(Counting())
-    for token_id in byte_ids(BYTE_LEVEL, b"plain words " * 50):
+    for token_id in [*byte_ids(BYTE_LEVEL, b"plain words " * 50), *[1] * 50]:
         decoder.append(token_id)
     assert max(sizes) <= 2
 
@@ -132,17 +160,17 @@ def feed(stop, pieces):
     return [*shown, text_filter.flush()], None
 
 
-def test_nothing_of_a_stop_string_leaks():
+def test_nothing_of_a_stop_string_leaks():  # case 114
     assert feed(["DEFGHIJ"], ["ABC", "DEF", "G", "HI", "J"]) == (["ABC", "", "", "", ""], "DEFGHIJ")
 
 
-def test_a_tail_that_is_no_stop_string_after_all_is_shown():
+def test_a_tail_that_is_no_stop_string_after_all_is_shown():  # case 114
     shown, found = feed(["DEFGHIJ"], ["ABC", "DEF", "G", "HI", "X", "more"])
     assert found is None
     assert "".join(shown) == "ABCDEFGHIXmore"
 
 
-def test_a_held_tail_is_shown_at_the_end():
+def test_a_held_tail_is_shown_at_the_end():  # case 114
     assert feed(["DEFGHIJ"], ["ABC", "DEF"]) == (["ABC", "", "DEF"], None)
 
 

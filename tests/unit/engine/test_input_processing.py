@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from tiny_models import byte_level_tokenizer
 
 from girih.checkpoint.tokenizer import Tokenizer
@@ -13,7 +14,7 @@ VOCAB_SIZE = 300
 
 
 def tokenizer(add_bos=False):
-    return Tokenizer(byte_level_tokenizer(add_bos=add_bos), special_tokens={}, eos_token_ids=(), chat_template=None)
+    return Tokenizer(byte_level_tokenizer(add_bos=add_bos), special_tokens={}, chat_template=None)
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,27 @@ def tokenizer(add_bos=False):
         (["a", "b"], ["a", "b"]),
         (["a", [1, 2]], ["a", [1, 2]]),
         ([[1], [2]], [[1], [2]]),
+        (np.array([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+        (list(np.array([1, 2], np.uint8)), [[1, 2]]),
+        (torch.tensor([1, 2]), [[1, 2]]),
+        ((1, 2), [[1, 2]]),
     ],
 )
 def test_one_prompt_or_several(prompts, expected):
     assert as_list(prompts) == expected
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+@pytest.mark.parametrize("several", [[[1, 2], [3]], [[1], [2]], [[5]]])
+def test_prompts_of_any_kind_of_list_stay_apart(make, several):
+    prompts = as_list([make(prompt) for prompt in several])
+    assert [tokenize(prompt, tokenizer(), VOCAB_SIZE).token_ids for prompt in prompts] == several
+
+
+@pytest.mark.parametrize("prompts", [5, None, np.array(5), True])
+def test_what_is_no_list_of_prompts_is_refused(prompts):
+    with pytest.raises(RequestError, match="must be a text or a list of token ids"):
+        as_list(prompts)
 
 
 def test_no_prompt_is_refused():
@@ -37,7 +55,7 @@ def test_no_prompt_is_refused():
 
 
 @pytest.mark.parametrize("prompt", ["", []])
-def test_an_empty_prompt_is_refused_for_a_tokenizer_without_bos(prompt):
+def test_an_empty_prompt_is_refused_for_a_tokenizer_without_bos(prompt):  # case 108
     with pytest.raises(RequestError, match="empty"):
         tokenize(prompt, tokenizer(), VOCAB_SIZE)
 
@@ -49,14 +67,14 @@ def test_an_empty_text_is_its_bos_where_there_is_one():
 
 
 @pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, 2**40])
-def test_an_id_outside_the_vocabulary_is_refused_wherever_it_stands(token_id):
+def test_an_id_outside_the_vocabulary_is_refused_wherever_it_stands(token_id):  # case 111
     with pytest.raises(RequestError, match=rf"prompt token id {token_id} .* 0 to {VOCAB_SIZE - 1}"):
         tokenize([1, token_id], tokenizer(), VOCAB_SIZE)
     with pytest.raises(RequestError, match=rf"stop_token_ids: {token_id} "):
         split_completions(SamplingParams(stop_token_ids=[token_id], min_tokens=1), VOCAB_SIZE, 0)
 
 
-@pytest.mark.parametrize("prompt", [[1, "a"], [1.5], [True], 7, [None]])
+@pytest.mark.parametrize("prompt", [[1, "a"], [1.5], [True], 7, [None], None, np.array([1.5]), [[1]]])
 def test_what_is_neither_text_nor_ids_is_refused(prompt):
     if prompt == 7:
         assert tokenize(prompt, tokenizer(), VOCAB_SIZE).token_ids == [7]

@@ -1,7 +1,9 @@
 """`LLM`: its keywords, what it refuses before anything runs, and that it goes on afterwards."""
 
 import dataclasses
+import threading
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import VOCAB_SIZE, tiny_llama
@@ -9,7 +11,7 @@ from tiny_models import VOCAB_SIZE, tiny_llama
 from girih import LLM, RequestOutput, SamplingParams
 from girih.config import EngineConfig
 from girih.engine.llm import make_config
-from girih.errors import ConfigError, ExecutorError, RequestError
+from girih.errors import CheckpointError, ConfigError, ExecutorError, RequestError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
@@ -56,7 +58,7 @@ def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant():
         ([[5], [5] * 1000], r"prompt 1: a prompt of 1000 tokens .* 64 tokens"),
     ],
 )
-def test_a_bad_prompt_is_refused_by_index_before_anything_runs(llm, prompts, message):
+def test_a_bad_prompt_is_refused_by_index_before_anything_runs(llm, prompts, message):  # case 108
     steps = llm.stats().num_steps
     with pytest.raises(RequestError, match=message):
         llm.generate(prompts, PARAMS)
@@ -67,13 +69,13 @@ def test_a_bad_prompt_is_refused_by_index_before_anything_runs(llm, prompts, mes
 
 
 @pytest.mark.parametrize("token_id", [VOCAB_SIZE, -1, 2**40])
-def test_a_stop_id_outside_the_vocabulary_is_refused(llm, token_id):
+def test_a_stop_id_outside_the_vocabulary_is_refused(llm, token_id):  # case 111
     with pytest.raises(RequestError, match=f"stop_token_ids: {token_id}"):
         llm.generate([[5]], SamplingParams(stop_token_ids=[token_id], min_tokens=1))
 
 
 @pytest.mark.parametrize(("length", "max_tokens", "num_output"), [(62, None, 2), (63, 1, 1), (63, 2, 1), (62, 1, 1)])
-def test_max_tokens_is_cut_to_the_longest_request(llm, length, max_tokens, num_output):
+def test_max_tokens_is_cut_to_the_longest_request(llm, length, max_tokens, num_output):  # case 109
     (output,) = llm.generate([[5] * length], SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == num_output
     assert output.outputs[0].finish_reason == "length"
@@ -116,6 +118,42 @@ def test_two_streams_and_a_batch_may_be_interleaved(llm):
     assert [output.outputs[0].token_ids for output in (one, two, batch)] == alone
 
 
+def test_a_stream_that_another_call_s_steps_have_ended_still_yields_its_end(llm):
+    stream = llm.stream([5, 5], PARAMS)
+    next(stream)
+    llm.generate([[6]], dataclasses.replace(PARAMS, max_tokens=9))
+    (last,) = stream
+    assert (last.finished, last.outputs[0].finish_reason) == (True, "length")
+
+
+def test_prompts_may_be_arrays(llm):
+    expected = [output.outputs[0].token_ids for output in llm.generate([[5, 6], [7]], PARAMS)]
+    for make in (np.array, torch.tensor):
+        outputs = llm.generate([make([5, 6]), make([7])], PARAMS)
+        assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_a_request_without_numbers_fails_alone(llm, monkeypatch):
+    prompts, params = [[5, 5], [5, 6], [5, 7]], dataclasses.replace(PARAMS, logprobs=1)
+    alone = [llm.generate([prompt], params)[0].outputs[0].token_ids for prompt in prompts]
+    model = llm.core.executor._worker.runner.model
+    compute = model.compute_logits
+
+    def damaged(hidden):
+        logits = compute(hidden)
+        if len(logits) == 3:
+            logits[1, 9] = torch.nan
+        return logits
+
+    monkeypatch.setattr(model, "compute_logits", damaged)
+    outputs = llm.generate(prompts, params)
+    assert [output.error is None for output in outputs] == [True, False, True]
+    assert "no token can be chosen for this request" in outputs[1].error
+    assert (outputs[1].outputs[0].token_ids, outputs[1].outputs[0].finish_reason) == ([], "error")
+    assert [outputs[i].outputs[0].token_ids for i in (0, 2)] == [alone[0], alone[2]]
+    assert llm.stats().num_running == 0
+
+
 def test_a_failing_model_gives_an_error_per_request_and_the_engine_goes_on(llm, monkeypatch):
     runner = llm.core.executor._worker.runner
 
@@ -136,3 +174,73 @@ def test_after_shutdown_nothing_is_taken(tmp_path):
     llm.shutdown()
     with pytest.raises(ExecutorError, match="shut down"):
         llm.generate([[5]], PARAMS)
+
+
+def test_a_damaged_tokenizer_is_refused_before_anything_is_loaded(tmp_path):
+    directory = tiny_llama(tmp_path)
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "model.safetensors").unlink()  # never looked for
+    threads = threading.enumerate()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
+        LLM(str(directory), kv_cache_memory="1MiB")
+    assert threading.enumerate() == threads
+
+
+def test_finding_the_model_and_loading_its_tokenizer_are_timed(llm):
+    assert list(llm.startup_report.phases_s)[:3] == ["find model", "load tokenizer", "plan from config.json"]
+
+
+def test_several_threads_get_what_they_get_alone(llm):
+    prompts = [[[7 + i, 8, 9], [20 + i] * 9] for i in range(4)]
+    alone = [[output.outputs[0].token_ids for output in llm.generate(pair, PARAMS)] for pair in prompts]
+    together: dict[int, list[list[int]]] = {}
+
+    def run(i: int) -> None:
+        together[i] = [output.outputs[0].token_ids for output in llm.generate(prompts[i], PARAMS)]
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[i] for i in range(4)] == alone
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling_params": {"temperature": 0}},
+        {"sampling_params": [PARAMS, None]},
+        {"sampling_params": []},
+        {"priorities": ["x", 1]},
+        {"priorities": [None, 2]},
+        {"cache_salt": None},
+        {"cache_salt": "\udc80"},
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_and_leave_nothing_behind(llm, options):
+    with pytest.raises(RequestError, match=next(iter(options))):
+        llm.generate([[5], [6]], **options)
+    assert not llm.core.has_unfinished()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(stop_token_ids=range(VOCAB_SIZE), min_tokens=2, max_tokens=5),
+        SamplingParams(stop_token_ids=range(VOCAB_SIZE), min_tokens=2, max_tokens=5, temperature=0),
+    ],
+)
+def test_a_request_that_no_token_can_serve_ends_alone(llm, params):
+    plain, odd = llm.generate([[5, 6, 7], [5, 6, 8]], [PARAMS, params])
+    assert len(plain.outputs[0].token_ids) == 3
+    assert plain.error is None
+    assert "no token can be chosen" in odd.error
+
+
+def test_an_extreme_penalty_still_samples_a_token_of_the_vocabulary(llm):
+    params = SamplingParams(repetition_penalty=1e-40, presence_penalty=-1e4, max_tokens=5, ignore_eos=True)
+    plain, odd = llm.generate([[5, 6, 7], [5, 6, 8]], [PARAMS, params])
+    assert plain.error is None
+    assert odd.error is None
+    assert all(0 <= token_id < VOCAB_SIZE for token_id in odd.outputs[0].token_ids)

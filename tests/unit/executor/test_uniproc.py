@@ -34,6 +34,8 @@ class FakeWorker:
         self.release.wait(5)
 
     def execute_model(self, step):
+        if step == "stuck":
+            self.stuck()
         self.calls.append(step)
         return step
 
@@ -85,7 +87,7 @@ def test_a_timeout_of_the_worker_s_own_is_not_taken_for_a_stuck_worker(executor)
     executor.check_health()
 
 
-def test_a_stuck_worker_is_an_error_in_bounded_time_and_is_not_used_again():
+def test_a_stuck_worker_is_an_error_in_bounded_time_and_is_not_used_again():  # case 97
     executor = UniProcExecutor(FakeWorker)
     executor.start()
     worker = executor._worker
@@ -99,7 +101,49 @@ def test_a_stuck_worker_is_an_error_in_bounded_time_and_is_not_used_again():
     worker.release.set()
 
 
-def test_a_worker_that_cannot_be_made_says_why():
+def test_a_step_that_nobody_waits_for_any_more_marks_the_worker_as_failed():
+    executor = UniProcExecutor(FakeWorker)
+    executor.start()
+    worker = executor._worker
+    future = executor.execute_model("stuck")
+    executor.check_health()
+    with pytest.raises(TimeoutError):
+        future.result(0.02)
+    with pytest.raises(ExecutorError, match=r"execute_model did not return within 0\.02 s"):
+        executor.check_health()
+    executor.shutdown()
+    worker.release.set()
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_busy_worker_does_not_fail_the_shutdown_and_ends_after_its_call(monkeypatch, caplog, is_known):
+    monkeypatch.setattr("girih.executor.uniproc.SHUTDOWN_TIMEOUT_S", 0.05)
+    executor = UniProcExecutor(FakeWorker)
+    executor.start()
+    worker, thread = executor._worker, executor._thread
+    future = executor.execute_model("stuck")
+    if is_known:
+        with pytest.raises(TimeoutError):
+            future.result(0.02)
+    executor.shutdown()
+    executor.shutdown()
+    assert "is busy" in caplog.text
+    assert thread.is_alive()
+    worker.release.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert worker.calls == ["stuck", "shutdown"]
+
+
+def test_an_error_while_the_worker_releases_what_it_holds_is_reported(monkeypatch):
+    executor = UniProcExecutor(FakeWorker)
+    executor.start()
+    monkeypatch.setattr(executor._worker, "shutdown", executor._worker.fail)
+    with pytest.raises(ExecutorError, match="rank 0 failed in shutdown: ValueError: x"):
+        executor.shutdown()
+
+
+def test_a_worker_that_cannot_be_made_says_why():  # case 98
     def broken():
         raise OSError("no such device")
 

@@ -28,7 +28,7 @@ def entries(driver):
 # --- prefix cache
 
 
-def test_a_page_that_is_used_again_is_no_longer_found_under_its_old_tokens():
+def test_a_page_that_is_used_again_is_no_longer_found_under_its_old_tokens():  # case 36
     driver = full_driver(2)
     driver.run([1, 2, 3, 4], num_new=1)
     driver.run([5, 6, 7, 8], num_new=1)
@@ -38,13 +38,13 @@ def test_a_page_that_is_used_again_is_no_longer_found_under_its_old_tokens():
 
 
 @pytest.mark.parametrize("length", [4, 8, 9, 12, 1, 3])
-def test_at_least_the_last_prompt_token_is_computed_again(length):
+def test_at_least_the_last_prompt_token_is_computed_again(length):  # case 37
     driver = full_driver(8)
     assert driver.run(range(length)) == 0
     assert driver.run(range(length)) == (length - 1) // 4 * 4
 
 
-def test_recomputing_the_last_block_of_a_cached_prompt_does_not_write_into_the_shared_page():
+def test_recomputing_the_last_block_of_a_cached_prompt_does_not_write_into_the_shared_page():  # case 37
     driver = full_driver(8)
     driver.run(range(8))
     first, second = driver.add(range(8)), driver.add(range(8))
@@ -55,7 +55,7 @@ def test_recomputing_the_last_block_of_a_cached_prompt_does_not_write_into_the_s
     driver.step()
 
 
-def test_a_preempted_request_finds_its_own_blocks_and_computes_the_rest():
+def test_a_preempted_request_finds_its_own_blocks_and_computes_the_rest():  # case 38
     driver = full_driver(6, max_num_seqs=2)
     driver.add(range(12))
     driver.add(range(100, 112))
@@ -73,7 +73,7 @@ def test_a_preempted_request_finds_its_own_blocks_and_computes_the_rest():
         driver.step()
 
 
-def test_all_groups_agree_on_one_hit_length():
+def test_all_groups_agree_on_one_hit_length():  # case 51
     driver = hybrid_driver(num_slabs=24, window=8)
     driver.run(range(33))
     # the window's pages of blocks 0..5 left the window; take some of them away
@@ -89,7 +89,7 @@ def test_all_groups_agree_on_one_hit_length():
     pool.tags[cold] = 0
 
 
-def test_salts_share_nothing_and_equal_salts_do():
+def test_salts_share_nothing_and_equal_salts_do():  # case 53
     driver = full_driver(40)
     tokens = list(range(12))
     for salt in ("", "X", "ab", "a"):
@@ -98,7 +98,7 @@ def test_salts_share_nothing_and_equal_salts_do():
     assert driver.manager.lookup(np.array(tokens), "b") == 0
 
 
-def test_managers_with_one_secret_make_the_same_keys_and_others_do_not():
+def test_managers_with_one_secret_make_the_same_keys_and_others_do_not():  # case 55
     tokens = np.arange(8, dtype=np.int32)
     config = make_config(4, [(FULL, 1)])
     made = [
@@ -109,7 +109,7 @@ def test_managers_with_one_secret_make_the_same_keys_and_others_do_not():
     assert made[2] != made[3] != made[0]
 
 
-def test_a_reset_forgets_everything_and_is_refused_while_a_request_runs():
+def test_a_reset_forgets_everything_and_is_refused_while_a_request_runs():  # case 57
     driver = hybrid_driver()
     driver.run(range(20))
     row = driver.add(range(20))
@@ -134,7 +134,7 @@ def test_two_equal_prompts_in_one_step_share_what_the_first_one_published():
     driver.compute(np.array([first, second]), np.array([9, 1]))
 
 
-def test_private_copies_of_published_blocks_stay_private_and_are_freed_at_once():
+def test_private_copies_of_published_blocks_stay_private_and_are_freed_at_once():  # case 59
     driver = full_driver(12, max_num_seqs=3)
     first, second = driver.add(range(16)), driver.add(range(16))
     for _ in range(4):
@@ -219,7 +219,7 @@ def test_pages_are_freed_as_the_window_moves_and_the_table_shows_null():
     assert live.tolist() == [7, 8]
 
 
-def test_the_null_page_is_never_counted_hashed_or_freed():
+def test_the_null_page_is_never_counted_hashed_or_freed():  # case 63
     driver = hybrid_driver(num_slabs=30, window=6)
     for _ in range(50):
         driver.run(range(25))
@@ -230,7 +230,7 @@ def test_the_null_page_is_never_counted_hashed_or_freed():
     assert driver.manager.stats().num_free_slabs == 30
 
 
-def test_a_long_prompt_in_chunks_does_not_fill_the_window_groups_pages():
+def test_a_long_prompt_in_chunks_does_not_fill_the_window_groups_pages():  # case 85
     # a window of 8 in a pool of 13 pages, a chunk of 32, a prompt of 200
     config = make_config(13 + 51, [(FULL, 1), (SlidingWindowRetention(8), 1)], max_model_len=204)
     driver = KVDriver(config)
@@ -333,7 +333,7 @@ def test_cached_pages_do_not_stand_in_the_way_of_admission():
     assert driver.manager.can_admit(np.arange(100, 123))
 
 
-def test_admission_counts_every_group_and_slab_as_the_allocation_does():
+def test_admission_counts_every_group_and_slab_as_the_allocation_does():  # case 77
     # the window group's slabs are all in use: pages of the full group do not help
     config = make_config(5, [(FULL, 8), (SlidingWindowRetention(8), 1)], max_model_len=64)
     driver = KVDriver(config, max_num_seqs=3, enable_prefix_caching=False)
@@ -362,7 +362,7 @@ def test_a_row_is_freed_once():
     driver.manager.check()
 
 
-def test_one_plain_request_leaves_the_pool_as_it_was():
+def test_one_plain_request_leaves_the_pool_as_it_was():  # case 66
     driver = KVDriver(make_config(201, [(FULL, 1)], max_model_len=210, block_size=1), enable_prefix_caching=False)
     driver.run([5], num_new=200, chunk=4)
     assert driver.manager.stats().num_free_slabs == 201
@@ -385,7 +385,7 @@ def test_stats_count_tokens_and_pages():
     assert driver.manager.usage == 0
 
 
-def test_a_model_without_any_cache_runs():
+def test_a_model_without_any_cache_runs():  # case 105
     driver = KVDriver(KVCacheConfig(0, 0, (), max_model_len=32))
     assert driver.run(range(20), num_new=5, chunk=7) == 0
     assert driver.manager.usage == 0

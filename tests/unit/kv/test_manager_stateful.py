@@ -87,10 +87,10 @@ class ManagerMachine(RuleBasedStateMachine):
 quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-class TestManager(ManagerMachine.TestCase):
+class TestManager(ManagerMachine.TestCase):  # case 75
     settings = settings(max_examples=60, stateful_step_count=30, derandomize=True, **quiet)
 
 
 @pytest.mark.soak
-class TestManagerSoak(ManagerMachine.TestCase):
+class TestManagerSoak(ManagerMachine.TestCase):  # case 75: up to 180,000 steps
     settings = settings(max_examples=3000, stateful_step_count=60, **quiet)

@@ -23,7 +23,7 @@ def make_view(num_kv_heads=2, dtype=torch.float32, names=("key", "value")):
 
 
 @pytest.mark.parametrize("name", ["", ".down_proj", "model.layers.3.self_attn"])
-def test_two_layers_with_one_name_are_refused_naming_both(name):
+def test_two_layers_with_one_name_are_refused_naming_both(name):  # case 101
     builder = ForwardContextBuilder()
     make = {"scale": 1.0, "backend": reference, "builder": builder}
     Attention("other", spec=FullAttentionSpec(1, 2, "float32"), sliding_window=None, **make)
@@ -42,7 +42,7 @@ def test_two_layers_with_one_name_are_refused_naming_both(name):
         ("model.layers.1.attn", "model.layers.11.attn"),
     ],
 )
-def test_names_that_look_alike_are_all_bound_to_their_own_cache(names):
+def test_names_that_look_alike_are_all_bound_to_their_own_cache(names):  # case 99
     caches = {name: make_view() for name in names}
     context = bind_kv_cache(caches, make_context(*names))
     assert all(context.kv_caches[name] is caches[name] for name in names)

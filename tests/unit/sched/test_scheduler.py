@@ -25,7 +25,7 @@ def test_a_batch_gives_each_request_what_it_gets_alone(length):
 
 
 @pytest.mark.parametrize("ending", ["length", "stop"])
-def test_the_slot_of_the_last_step_is_freed_once(ending):
+def test_the_slot_of_the_last_step_is_freed_once(ending):  # case 66
     engine = Engine(plan(full(), num_pages=300, block_size=1), max_num_batched_tokens=4)
     output = expected_output(prompt(3), 200)
     eos = (
@@ -50,7 +50,7 @@ def test_an_explicit_stop_token_is_named_and_an_end_of_sequence_is_not():
     assert engine.updates[ended.request_id][-1].stop_reason is None
 
 
-def test_a_long_prompt_neither_stops_decodes_nor_keeps_a_short_prompt_waiting():
+def test_a_long_prompt_neither_stops_decodes_nor_keeps_a_short_prompt_waiting():  # case 86
     engine = Engine(plan(full(), num_pages=1000), max_num_batched_tokens=64)
     decoding = engine.add(prompt(8), 100)
     engine.step()
@@ -69,19 +69,64 @@ def test_a_long_prompt_neither_stops_decodes_nor_keeps_a_short_prompt_waiting():
     engine.run().assert_all_as_alone()
 
 
-def test_several_long_prompts_leave_a_share_to_a_short_one():
+def test_a_short_prompt_goes_before_long_ones_that_wait_for_others_to_finish():  # case 86
     engine = Engine(plan(full(), num_pages=4000), max_num_batched_tokens=64)
-    for i in range(6):
-        engine.add(prompt(1500, start=i), 2)
-    for _ in range(5):
-        engine.step()
-    short = engine.add(prompt(10, start=50), 2)
-    with_short_alone = [request for request in engine.scheduler.queues.waiting if request is not short]
-    for request in with_short_alone:
-        engine.scheduler.abort(request.request_id)
+    long = [engine.add(prompt(1500, start=i), 2) for i in range(6)]
     for _ in range(3):
         engine.step()
+    assert [request.row is None for request in long] == [False] * 4 + [True] * 2
+    short = engine.add(prompt(10, start=50), 2)
+    engine.step()
     assert engine.tokens(short)
+    assert long[4].row is None
+
+
+def test_the_first_that_waits_is_passed_by_a_bounded_number_of_short_prompts(monkeypatch):
+    monkeypatch.setattr("girih.sched.batch.MAX_TIMES_PASSED", 3)
+    engine = Engine(plan(full(), num_pages=1000), max_num_seqs=16, max_num_batched_tokens=40)
+    long = [engine.add(prompt(100, start=i), 2) for i in range(5)]
+    engine.step()
+    short = [engine.add(prompt(5, start=20 + i), 2) for i in range(6)]
+    while long[4].row is None:
+        before = [request for request in short if request.num_cached_tokens is not None]
+        engine.step()
+    assert before == short[:3]
+    engine.run().assert_all_as_alone()
+
+
+def test_a_long_prompt_is_short_if_little_of_it_is_not_cached():
+    engine = Engine(plan(full(), num_pages=1000), max_num_batched_tokens=40)
+    for i in range(4):
+        engine.add(prompt(300, start=i), 2)
+    for _ in range(5):
+        engine.step()
+    beginning = prompt(300)[: int(engine.manager.num_computed_tokens[0]) // BLOCK * BLOCK]
+    similar = engine.add([*beginning, 3, 2, 1], 2)
+    assert len(beginning) > 40
+    engine.step()
+    assert similar.num_cached_tokens == len(beginning)
+    assert len(engine.tokens(similar)) == 1
+
+
+def test_pages_shared_with_a_prompt_in_progress_are_counted_once():
+    engine = Engine(plan(full(), num_pages=24), max_num_batched_tokens=8)
+    first = engine.add(prompt(80), 2)  # 21 pages in the end
+    for _ in range(5):
+        engine.step()
+    second = engine.add([*prompt(80)[:36], 5], 2)  # 9 of the first one's, and 1 of its own
+    engine.step()
+    assert second.num_cached_tokens == 36
+    engine.run().assert_all_as_alone()
+    assert first.num_preemptions == 0
+
+
+def test_the_last_block_of_a_prompt_is_found_also_if_its_last_token_was_computed_alone():
+    engine = Engine(plan(full(), num_pages=32), max_num_batched_tokens=7)
+    engine.add(prompt(8), 1)
+    assert [engine.step().num_scheduled_tokens.tolist() for _ in range(2)] == [[7], [1]]
+    longer = engine.add([*prompt(8), 1, 2, 3], 2)
+    engine.run().assert_all_as_alone()
+    assert longer.num_cached_tokens == 8
 
 
 def test_a_budget_is_not_left_unused_while_a_prompt_waits_for_pages():
@@ -121,7 +166,7 @@ def test_requests_of_one_step_share_their_prefix():
 
 
 @pytest.mark.parametrize("length", [4, 8, 9, 12])
-def test_a_repeated_prompt_computes_at_least_its_last_token(length):
+def test_a_repeated_prompt_computes_at_least_its_last_token(length):  # case 37
     engine = Engine(plan(full(), num_pages=32))
     engine.add(prompt(length), 3)
     engine.run()
@@ -130,7 +175,7 @@ def test_a_repeated_prompt_computes_at_least_its_last_token(length):
     assert again.num_cached_tokens == (length - 1) // BLOCK * BLOCK
 
 
-def test_only_equal_salts_share():
+def test_only_equal_salts_share():  # case 53
     engine = Engine(plan(full(), num_pages=64))
     salts = ["", "a", "a", "b", ""]
     hits = []
@@ -161,7 +206,7 @@ def test_prompt_log_probabilities_are_reported_once_after_a_preemption():
     assert np.concatenate(ids).tolist() == prompt(20, start=1)[1:]
 
 
-def test_a_model_without_any_cache_is_limited_by_sequences_only():
+def test_a_model_without_any_cache_is_limited_by_sequences_only():  # case 105
     engine = Engine(KVCacheConfig(0, 0, (), max_model_len=64), max_num_seqs=2)
     for i in range(5):
         engine.add(prompt(9, start=i), 4)

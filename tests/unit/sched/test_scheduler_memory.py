@@ -20,7 +20,7 @@ def test_a_pool_that_holds_a_quarter_finishes_everything_right_and_the_oldest_is
     assert engine.requests["0"].num_preemptions == 0
 
 
-def test_a_resumed_request_finds_its_own_blocks_again():
+def test_a_resumed_request_finds_its_own_blocks_again():  # case 38
     engine = Engine(plan(full(), num_pages=8))
     first, second = engine.add(prompt(8), 16), engine.add(prompt(12, start=3), 8)
     engine.run().assert_all_as_alone()
@@ -38,7 +38,7 @@ def test_the_newest_gives_way_first():
     assert preemptions[-1] > 0
 
 
-def test_of_two_that_need_the_last_page_the_more_important_gets_it():
+def test_of_two_that_need_the_last_page_the_more_important_gets_it():  # case 67
     engine = Engine(plan(full(), num_pages=5), policy=priority)
     less = engine.add(prompt(8), 8, priority=1)
     more = engine.add(prompt(8, start=1), 8, priority=0)
@@ -48,8 +48,15 @@ def test_of_two_that_need_the_last_page_the_more_important_gets_it():
     step = engine.step()
     assert more.row in step.rows.tolist()
     assert len(step.table_updates[0].rows) == 1
+    while less.row is not None:
+        row = less.row
+        step = engine.step()
+    assert step.rows.tolist() == [more.row]  # what was granted to the other is gone, in every list
+    assert step.new_rows == ()
+    update = step.table_updates[0]
+    assert set(update.block_ids[update.rows == row].tolist()) == {engine.manager.config.null_block_id(0)}
     engine.run().assert_all_as_alone()
-    assert more.num_preemptions == 0
+    assert (more.num_preemptions, less.num_preemptions > 0) == (0, True)
 
 
 def test_priority_decides_who_is_admitted_first():
@@ -73,7 +80,7 @@ def test_nobody_is_passed_over():
     engine.assert_all_as_alone()
 
 
-def test_a_request_that_does_not_fit_now_stays_queued():
+def test_a_request_that_does_not_fit_now_stays_queued():  # case 77
     engine = Engine(plan(full(), num_pages=10))
     first = engine.add(prompt(36), 3)
     second = engine.add(prompt(36, start=1), 3)
@@ -82,7 +89,7 @@ def test_a_request_that_does_not_fit_now_stays_queued():
     engine.run().assert_all_as_alone()
 
 
-def test_a_prompt_longer_than_the_pool_is_refused_at_once_and_the_next_runs():
+def test_a_prompt_longer_than_the_pool_is_refused_at_once_and_the_next_runs():  # case 78
     config = dataclasses.replace(plan(full(), num_pages=100, block_size=16), max_model_len=4096)
     engine = Engine(config)
     with pytest.raises(RequestError, match=r"2000 tokens .* 1600 tokens"):
@@ -92,7 +99,7 @@ def test_a_prompt_longer_than_the_pool_is_refused_at_once_and_the_next_runs():
 
 
 @pytest.mark.parametrize(("length", "max_tokens", "num_output"), [(62, None, 2), (63, None, 1), (63, 2, 1), (62, 1, 1)])
-def test_output_is_cut_to_the_longest_request(length, max_tokens, num_output):
+def test_output_is_cut_to_the_longest_request(length, max_tokens, num_output):  # case 109
     engine = Engine(plan(full(), num_pages=64, max_model_len=64))
     request = engine.add(prompt(length), max_tokens)
     engine.run()
@@ -100,14 +107,14 @@ def test_output_is_cut_to_the_longest_request(length, max_tokens, num_output):
 
 
 @pytest.mark.parametrize("length", [64, 65])
-def test_a_prompt_without_room_for_one_token_is_refused_with_both_numbers(length):
+def test_a_prompt_without_room_for_one_token_is_refused_with_both_numbers(length):  # case 109
     engine = Engine(plan(full(), num_pages=64, max_model_len=64))
     with pytest.raises(RequestError, match=rf"{length} tokens .* 64 tokens"):
         engine.add(prompt(length))
     assert not engine.scheduler.has_unfinished()
 
 
-def test_a_request_that_fills_the_pool_finishes_and_the_engine_lives():
+def test_a_request_that_fills_the_pool_finishes_and_the_engine_lives():  # case 83
     engine = Engine(plan(full(), num_pages=2))
     assert engine.scheduler.max_request_tokens == 8
     engine.add(prompt(7), 100)
@@ -118,19 +125,26 @@ def test_a_request_that_fills_the_pool_finishes_and_the_engine_lives():
     engine.run().assert_all_as_alone()
 
 
-def test_a_window_lets_a_long_prompt_through_a_small_pool():
+def test_a_window_lets_a_long_prompt_through_a_small_pool():  # case 85
     engine = Engine(plan(sliding(8), num_pages=13, model_limit=400), max_num_batched_tokens=32)
     engine.add(prompt(200), 5)
     engine.run().assert_all_as_alone()
 
 
-def test_what_start_up_accepts_is_admitted_and_finishes():
+def test_what_start_up_accepts_is_admitted_and_finishes():  # case 79
     specs = (full(), sliding(64))
     needed = next(n for n in range(70, 400) if plan_or_none(*specs, num_pages=n, max_model_len=1024))
     engine = Engine(plan(*specs, num_pages=needed, block_size=16, max_model_len=1024), max_num_batched_tokens=64)
     engine.add(prompt(1000), None)
-    engine.run().assert_all_as_alone()
+    most = 0
+    while engine.scheduler.has_unfinished():
+        step = engine.scheduler.schedule()
+        most = max(most, sum(engine.manager.stats().referenced_pages))
+        engine.scheduler.update(step, engine.worker.execute_model(step))
+    for update in engine.scheduler.take_updates():
+        assert (update.finish_reason, len(update.token_ids)) == ("length", 24)
     assert needed <= 64 + 9 + 2
+    assert most <= 64 + 9
 
 
 def plan_or_none(*specs, num_pages, max_model_len):
@@ -188,3 +202,100 @@ def test_a_request_that_does_not_even_fit_alone_ends_with_an_error_and_the_next_
     after = engine.add(prompt(10), 3)
     engine.run()
     assert engine.finish(after) == "length"
+
+
+@pytest.mark.parametrize("length", [1000, 1008, 1009, 1024, 4096])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_a_lone_request_of_the_full_length_runs_in_the_smallest_pool_that_start_up_accepts(block_size, length):
+    # cases 7 and 8
+    specs, options = (full(), sliding(100)), {"block_size": block_size, "max_model_len": length}
+    with pytest.raises(CapacityError) as refusal:
+        plan(*specs, num_pages=1, **options)
+    page_bytes = full().page_size_bytes(block_size)
+    needed = -(-refusal.value.need_bytes // page_bytes) - 1
+    with pytest.raises(CapacityError):
+        plan(*specs, num_pages=needed - 1, **options)
+    engine = Engine(plan(*specs, num_pages=needed, **options), max_num_batched_tokens=2048)
+    request = engine.add(prompt(length - 3), None)
+    engine.run().assert_all_as_alone()
+    assert request.num_tokens == length
+
+
+def test_the_length_that_auto_found_runs():  # case 7
+    config = plan(full(), num_pages=7, block_size=128)  # and the null page
+    assert config.max_model_len == 896
+    engine = Engine(config)
+    request = engine.add(prompt(890), 6)
+    engine.run().assert_all_as_alone()
+    assert request.num_tokens == 896
+
+
+def test_a_pool_given_by_hand_refuses_a_length_or_each_request_that_does_not_fit():  # case 10
+    for num_pages, length in ((49, 1008), (0, 2048)):
+        with pytest.raises(CapacityError):
+            plan(full(), num_pages=num_pages, block_size=16, max_model_len=length)
+    engine = Engine(plan(full(), num_pages=49, block_size=16, model_limit=2048))
+    for i in range(5):
+        with pytest.raises(RequestError, match=r"1002 tokens .* 784 tokens"):
+            engine.add(prompt(1002, start=i))
+    assert not engine.scheduler.has_unfinished()
+    engine.add(prompt(10), 3)
+    engine.run().assert_all_as_alone()
+
+
+@pytest.mark.parametrize("refused_by", ["can_admit", "max_new_tokens"])
+def test_a_request_that_is_not_admitted_and_goes_away_leaves_no_trace(monkeypatch, refused_by):  # case 65
+    def counts(with_newcomer):
+        engine = Engine(plan(full(), num_pages=20), prefix_caching=True)
+        engine.add(prompt(12), 1)
+        engine.run()
+        running = engine.add(prompt(20, start=1), 30)
+        engine.step()
+        if with_newcomer:
+            refused = engine.add([*prompt(12), *prompt(60 if refused_by == "can_admit" else 4, start=2)], 1)
+            assert engine.manager.lookup(refused.known_token_ids()) == 12
+        with monkeypatch.context() as patch:
+            if refused_by == "max_new_tokens":
+                patch.setattr(engine.manager, "max_new_tokens", lambda row, limit: 0)
+            for _ in range(10):
+                engine.step()
+        if with_newcomer:
+            assert refused.row is None
+            assert engine.scheduler.abort(refused.request_id)
+            del engine.requests[refused.request_id]
+        stats = engine.manager.stats()
+        assert engine.manager.num_running == 1
+        engine.run().assert_all_as_alone()
+        engine.assert_nothing_held()
+        assert len(engine.tokens(running)) == 30
+        return stats.free_pages, stats.cached_pages, stats.referenced_pages, stats.num_free_slabs
+
+    assert counts(with_newcomer=True) == counts(with_newcomer=False)
+
+
+def test_a_need_that_rounds_up_to_one_page_more_than_the_pool_is_refused():  # case 89
+    engine = Engine(dataclasses.replace(plan(full(), num_pages=10), max_model_len=100))
+    with pytest.raises(RequestError, match=r"40 tokens and one token of output .* 40 tokens"):
+        engine.add(prompt(40), 1)
+    engine.add(prompt(39), 1)
+    engine.run().assert_all_as_alone()
+
+
+def test_every_restart_of_a_half_computed_prompt_is_counted():  # case 89
+    engine = Engine(plan(full(), num_pages=14), max_num_batched_tokens=3)
+    engine.add(prompt(4), 40)
+    engine.step()
+    engine.step()
+    request = engine.add(prompt(40, start=1), 2)
+    num_restarts = num_half_computed = 0
+    while engine.scheduler.has_unfinished():
+        row = request.row
+        num_computed = 0 if row is None else int(engine.manager.num_computed_tokens[row])
+        engine.step()
+        if row is not None and request.row is None and len(request.output_token_ids) < 2:
+            num_restarts += 1
+            num_half_computed += 0 < num_computed < 40
+    assert request.num_preemptions == num_restarts
+    assert num_half_computed > 0
+    assert engine.scheduler.queues.num_preemptions == num_restarts
+    engine.assert_all_as_alone()

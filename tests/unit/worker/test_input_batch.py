@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from girih.device.cpu import process_bytes
 from girih.kv.plan import get_kv_cache_configs
 from girih.kv.specs.full_attention import FullAttentionSpec
 from girih.kv.specs.sliding_window import SlidingWindowSpec
@@ -21,6 +22,18 @@ def batch():
     }
     (config,) = get_kv_cache_configs([specs], [1 << 16], max_model_len=64, block_size=4)
     return InputBatch(config, max_num_seqs=4, eos_token_ids=(2,))
+
+
+def test_rows_take_memory_when_they_are_used_not_before():
+    (config,) = get_kv_cache_configs(
+        [{"a": FullAttentionSpec(1, 8, "float32", block_size_multiple=1)}], [1 << 30], max_model_len=1 << 20
+    )
+    before = process_bytes()
+    batch = InputBatch(config, max_num_seqs=256, eos_token_ids=())
+    assert batch.token_ids.nbytes + batch.block_tables[0].nbytes > 1 << 30
+    batch.apply([new_row(7, [1, 2, 3])], [NOTHING])
+    assert (batch.block_tables[0][7] == config.null_block_id(0)).all()
+    assert process_bytes() - before < 16 << 20
 
 
 def update(*entries):
@@ -58,7 +71,7 @@ def test_a_new_row_starts_with_null_pages_whatever_was_there_before(batch):
     batch.apply([new_row(1, [5, 6])], [update((1, 0, 3), (1, 1, 4)), NOTHING])
     batch.apply([new_row(1, [7])], [NOTHING, NOTHING])
     for table, null in zip(batch.block_tables, batch.null_block_ids, strict=True):
-        assert (table == null).all()
+        assert (table[1] == null).all()
 
 
 def test_of_two_changes_of_one_entry_the_last_counts(batch):

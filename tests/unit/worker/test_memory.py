@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from girih.config import EngineConfig
 from girih.errors import CapacityError
+from girih.kv.plan import get_kv_cache_configs
+from girih.kv.specs.full_attention import FullAttentionSpec
 from girih.units import GIB
 from girih.worker.memory import MemoryProfile, memory_report
 
@@ -35,6 +38,29 @@ def test_a_negative_measurement_counts_as_zero_with_a_warning():
     assert report.overhead_bytes == 0
     (warning,) = report.warnings
     assert "worker 2: process measured as -20.00 GiB; taken as 0" in warning
+
+
+LAYERS = {f"layers.{i}": FullAttentionSpec(8, 128, "bfloat16", block_size_multiple=1) for i in range(28)}
+
+
+def plan(total_gib, max_model_len):
+    """Plan as the engine does without any option for memory; 4.38 GiB are needed for 40,960 tokens."""
+    measured = profile(total=total_gib, free=total_gib, weights=0.3, process=0.5, peak=0.6)
+    report = memory_report(measured, utilization=EngineConfig.memory_utilization, rank=0)
+    return get_kv_cache_configs([LAYERS], [report.available_bytes], max_model_len=max_model_len, model_limit=40_960)[0]
+
+
+def test_the_default_comes_from_the_memory_that_there_is():
+    """Case 12: 185 GiB serve the model's own limit, 2 GiB say what would fit."""
+    assert plan(185, "auto").max_model_len == plan(185, 40_960).max_model_len == 40_960
+    assert plan(185, "auto").pool_bytes > 80 * GIB
+    with pytest.raises(CapacityError) as error:
+        plan(2, 40_960)
+    assert error.value.need_bytes > 4.37 * GIB
+    assert 0.3 * GIB < error.value.have_bytes < 0.5 * GIB
+    fitting = error.value.fitting_tokens
+    assert str(fitting) in str(error.value)
+    assert plan(2, fitting).max_model_len == fitting > 3000
 
 
 def test_never_more_than_is_really_free():

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from girih.errors import ExecutorError
 from girih.request import SamplingParams
 from girih.worker import sampler
 from girih.worker.sampler import SampleInput, SamplingRows, sample, token_logprobs, uniform
@@ -173,12 +172,13 @@ def test_the_largest_uniform_number_never_picks_a_dropped_token(monkeypatch):
     assert sample(logits, make_rows([SamplingParams(seed=0)])).tolist() == [10]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_are_an_error_not_a_token(temperature):
-    logits = torch.zeros(2, V)
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_a_row_that_is_no_numbers_gets_no_token_and_the_others_get_theirs(options):
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
+    rows = [SamplingParams(**options, seed=0)] * 3
+    expected = sample(logits.clone(), make_rows(rows, [(1,)] * 3))
     logits[1, 7] = torch.nan
-    with pytest.raises(ExecutorError, match=r"NaN\) for 1 of 2 sequences.*--dtype float32"):
-        sample(logits, make_rows([SamplingParams(temperature=temperature, seed=0)] * 2, [(1,), (1,)]))
+    assert sample(logits, make_rows(rows, [(1,)] * 3)).tolist() == [expected[0], -1, expected[2]]
 
 
 def test_logprobs_report_the_models_own_distribution():

@@ -10,12 +10,13 @@ from safetensors.torch import load_file, save_file
 
 from girih import arch
 from girih.checkpoint.hf_config import load_config
+from girih.device import MemoryFacts
 from girih.errors import BindingError, CapacityError, CheckpointError, ConfigError
 from girih.kv.config import KVCacheConfig, KVCacheGroupSpec
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.request import SamplingParams
 from girih.units import GIB, MIB
-from girih.worker import model_runner
+from girih.worker import model_runner, sampler
 from tests.step_driver import GREEDY, StepDriver, make_worker
 from tests.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, reference_model, tiny_gemma3, tiny_llama
 
@@ -70,6 +71,30 @@ def test_weights_stay_mapped_from_the_file(tmp_path):
     assert cpu.process_bytes() - before < 64 * MIB
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_touching_the_weights_brings_all_of_them_into_memory(tmp_path, tied):
+    """Also the rows of an embedding that no step has looked up."""
+    from girih.device import cpu
+
+    directory = tiny_llama(tmp_path, vocab_size=2**17, hidden_size=128, tie_word_embeddings=tied)
+    worker = make_worker(directory)
+    before = cpu.process_bytes()
+    worker.compile_or_warm_up_model()
+    assert cpu.process_bytes() - before > 0.95 * worker.weights_bytes
+
+
+def test_the_profile_samples_with_every_option_in_effect(directory, monkeypatch):
+    worker = make_worker(directory, max_num_seqs=2, max_model_len=100)
+    seen = []
+    keep = sampler._keep_top_k
+    monkeypatch.setattr(
+        sampler, "_keep_top_k", lambda scaled, top_k: seen.append(top_k.tolist()) or keep(scaled, top_k)
+    )
+    worker.runner.profile(64, 100)
+    assert seen
+    assert set(seen[0]) == {VOCAB_SIZE - 1}
+
+
 def test_sharded_weights_are_found_by_the_index(tmp_path):
     directory = tiny_llama(tmp_path)
     tensors = load_file(directory / "model.safetensors")
@@ -102,9 +127,19 @@ def test_the_memory_report_bills_this_process(directory):
     worker = make_worker(directory, max_num_batched_tokens=64, memory_utilization=0.5)
     report = worker.determine_available_memory()
     assert report.weights_bytes == worker.weights_bytes
-    assert 50 * MIB < report.overhead_bytes < 4 * GIB
+    assert abs(report.overhead_bytes + report.weights_bytes - worker.device.process_bytes()) < 512 * MIB
     spent = report.weights_bytes + report.overhead_bytes + report.activations_bytes
     assert 0 < report.available_bytes <= report.budget_bytes - spent
+
+
+@pytest.mark.parametrize("gib", [185, 2])
+def test_the_cache_s_default_size_follows_the_memory_there_is(directory, monkeypatch, gib):
+    """Case 12."""
+    worker = make_worker(directory, max_num_batched_tokens=64)
+    monkeypatch.setattr(worker.device, "memory_facts", lambda: MemoryFacts(gib * GIB, gib * GIB, "a made-up machine"))
+    report = worker.determine_available_memory()
+    spent = report.weights_bytes + report.overhead_bytes + report.activations_bytes
+    assert report.available_bytes == gib * GIB // 2 - spent
 
 
 def test_without_memory_left_start_up_names_the_rank(directory):
