@@ -42,13 +42,14 @@ class KVDriver:
         self.rows: dict[int, list[int]] = {}  # row -> known tokens, oldest row first
         self.num_prompt: dict[int, int] = {}
         self.num_cached: dict[int, int] = {}
-        self._compact: int | None = None  # the row that has been alone since it started, without a hit
+        self._compact: int | None = None  # the row that has been alone since it started, in an empty pool
         self._apply_table_updates(first=True)
 
     def add(self, tokens: Sequence[int], num_prompt: int | None = None, **options) -> int | None:
         """Admit a request if it fits; return its row."""
         token_ids = np.array(tokens, dtype=np.int32)
         before = self.manager.stats()
+        empty = before.num_free_slabs == self.config.num_slabs
         admissible = self.manager.can_admit(token_ids, **options)
         self.manager.lookup(token_ids, options.get("salt", ""))
         assert self.manager.stats() == before, "a question changed something"
@@ -59,7 +60,7 @@ class KVDriver:
         assert cached < len(tokens), "no token left to compute"
         assert row not in self.rows, "two requests in one row"
         self.rows[row], self.num_prompt[row], self.num_cached[row] = list(tokens), num_prompt, cached
-        self._compact = row if len(self.rows) == 1 and cached == 0 else None
+        self._compact = row if len(self.rows) == 1 and empty else None
         self._verify()
         return row
 
@@ -76,7 +77,7 @@ class KVDriver:
                     scheduled[row] = count
                 else:
                     newest = list(self.rows)[-1]
-                    assert newest != self._compact, "a request that has run alone from its start is not served"
+                    assert newest != self._compact, "a request that has run alone from an empty pool is not served"
                     assert newest not in scheduled
                     preempted.append(self.rows[newest])
                     self.free(newest)
