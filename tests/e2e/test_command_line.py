@@ -75,8 +75,8 @@ def test_several_prompts_and_completions_are_shown_in_order(model):
 def test_prompts_come_from_standard_input_and_from_a_file(model, tmp_path):
     file = tmp_path / "prompt.txt"
     file.write_text("the lazy dog\n")
-    stdout, _ = generate(model, *GREEDY, "--json", "-", "--prompt-file", file, stdin="a block\nof tokens")
-    assert [output["prompt"] for output in json.loads(stdout)["outputs"]] == ["a block\nof tokens", "the lazy dog\n"]
+    stdout, _ = generate(model, *GREEDY, "--json", "-", "--prompt-file", file, stdin="a block\nof tokens\n")
+    assert [output["prompt"] for output in json.loads(stdout)["outputs"]] == ["a block\nof tokens", "the lazy dog"]
 
 
 def test_log_probabilities_are_in_the_json(model):

@@ -137,6 +137,8 @@ def test_the_cache_s_default_size_follows_the_memory_there_is(directory, monkeyp
     """Case 12."""
     worker = make_worker(directory, max_num_batched_tokens=64)
     monkeypatch.setattr(worker.device, "memory_facts", lambda: MemoryFacts(gib * GIB, gib * GIB, "a made-up machine"))
+    monkeypatch.setattr(worker.device, "process_bytes", lambda: 300 * MIB)  # other tests may have left this one large
+    monkeypatch.setattr(worker.device, "peak_process_bytes", lambda: 310 * MIB)
     report = worker.determine_available_memory()
     spent = report.weights_bytes + report.overhead_bytes + report.activations_bytes
     assert report.available_bytes == gib * GIB // 2 - spent
