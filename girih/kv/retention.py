@@ -24,7 +24,7 @@ class Retention(ABC):
     """A rule for which blocks of one sequence must be live; subclasses are frozen dataclasses."""
 
     kind: ClassVar[str]
-    """The name in JSON and in reports, e.g. "full"."""
+    """The name in JSON and in reports, e.g. "full_attention"."""
 
     @abstractmethod
     def live_range(
@@ -45,7 +45,7 @@ class Retention(ABC):
         """Count the most blocks a lone sequence holds at any step on its way to `num_tokens` tokens.
 
         Steps compute at most up to the next block boundary, which is what the scheduler shrinks to
-        before it gives up (design section 5).
+        before it gives up.
         """
 
     @abstractmethod

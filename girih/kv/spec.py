@@ -61,7 +61,7 @@ class KVCacheSpec(ABC):
         """Return which tokens the layer keeps; layers with equal keys share a block table.
 
         Args:
-            limit: the model's own length limit in tokens; a window >= limit is full attention.
+            limit: the longest request in tokens; a window >= limit is full attention.
         """
 
     @abstractmethod
