@@ -48,13 +48,65 @@ class TableUpdate:
 
 
 @dataclass(frozen=True)
+class PageCopies:
+    """Whole pages of one group to copy: page sources[i] -> page destinations[i].
+
+    Args:
+        group: the group.
+        sources: int32 [n]; page ids.
+        destinations: int32 [n]; distinct page ids, none of them among the sources.
+    """
+
+    group: int
+    sources: np.ndarray
+    destinations: np.ndarray
+
+
+@dataclass(frozen=True)
+class StateStep:
+    """Where the rows of one step find and leave their states, in one group of recurrent layers.
+
+    Args:
+        state_in: int32 [n], one per row of the step; the page to start from, or the group's null page: start from zero.
+        state_out: int32 [n]; the page that gets the state after the row's last token; may be state_in.
+        cut_rows: int32 [c]; indices into the step's rows.
+        cut_tokens: int32 [c]; after exactly so many of the row's scheduled tokens, at least 1 ...
+        cut_pages: int32 [c]; ... the state is also written to this page.
+    """
+
+    state_in: np.ndarray
+    state_out: np.ndarray
+    cut_rows: np.ndarray
+    cut_tokens: np.ndarray
+    cut_pages: np.ndarray
+
+
+@dataclass(frozen=True)
+class CacheUpdate:
+    """What a step does to the cache before its forward pass, in this order: moves, copies, table updates.
+
+    Args:
+        moves: pages that change place to empty a slab; one after the other, as a later one may read or overwrite what
+            an earlier one wrote or left.
+        copies: pages of which a request gets its own copy, to write behind a prefix that ends inside a block.
+        tables: one per group.
+        states: group -> where the step's rows have their states, for groups of recurrent layers.
+    """
+
+    moves: tuple[PageCopies, ...]
+    copies: tuple[PageCopies, ...]
+    tables: tuple[TableUpdate, ...]
+    states: dict[int, StateStep]
+
+
+@dataclass(frozen=True)
 class StepInput:
     """One step of work. Row i computes tokens num_computed_tokens[i] .. + num_scheduled_tokens[i] of its sequence.
 
     Args:
         step_id: counts up by one.
         new_rows: rows to (re)initialise first.
-        table_updates: one per group, to apply before the forward pass.
+        cache: what happens to the cache before the forward pass.
         rows: int32 [n], the rows that compute something.
         num_computed_tokens: int32 [n], before this step.
         num_scheduled_tokens: int32 [n], >= 1.
@@ -63,7 +115,7 @@ class StepInput:
 
     step_id: int
     new_rows: tuple[NewRow, ...]
-    table_updates: tuple[TableUpdate, ...]
+    cache: CacheUpdate
     rows: np.ndarray
     num_computed_tokens: np.ndarray
     num_scheduled_tokens: np.ndarray

@@ -17,6 +17,7 @@ DTYPE_BYTES = {
     "int16": 2,
     "int8": 1,
     "uint8": 1,
+    "float8_e4m3fn": 1,
 }
 
 _SUFFIXES = {

@@ -66,7 +66,7 @@ class FakeWorker:
             self.prompt_logprobs_rows.discard(new_row.row)
             if new_row.sampling_params.prompt_logprobs is not None:
                 self.prompt_logprobs_rows.add(new_row.row)
-        for table, update in zip(self.tables, step.table_updates, strict=True):
+        for table, update in zip(self.tables, step.cache.tables, strict=True):
             table[update.rows, update.columns] = update.block_ids
         work = list(
             zip(*(a.tolist() for a in (step.rows, step.num_computed_tokens, step.num_scheduled_tokens)), strict=True)

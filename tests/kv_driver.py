@@ -15,6 +15,7 @@ from girih.kv.manager import KVCacheManager
 from girih.kv.retention import Retention
 
 SECRET = bytes(range(16))
+NO_ROWS = np.zeros(0, dtype=np.int32)
 
 
 def make_config(
@@ -140,7 +141,7 @@ class KVDriver:
                 assert held == tuple(self.rows[row][: position + 1]), f"row {row} reads wrong tokens in group {group}"
 
     def _apply_table_updates(self, first: bool = False) -> None:
-        for group, update in enumerate(self.manager.take_table_updates()):
+        for group, update in enumerate(self.manager.take_cache_update(NO_ROWS, NO_ROWS).tables):
             if first:
                 self.tables[group][:] = self.config.null_block_id(group)
             self.tables[group][update.rows, update.columns] = update.block_ids

@@ -16,7 +16,7 @@ import torch
 from girih.config import EngineConfig
 from girih.kv.config import KVCacheConfig
 from girih.kv.plan import get_kv_cache_configs
-from girih.messages import NewRow, StepInput, StepOutput, TableUpdate
+from girih.messages import CacheUpdate, NewRow, StepInput, StepOutput, TableUpdate
 from girih.request import SamplingParams
 from girih.worker.worker import Worker
 
@@ -99,7 +99,7 @@ class StepDriver:
             StepInput(
                 step_id=len(self.outputs),
                 new_rows=tuple(self._new_rows),
-                table_updates=tuple(updates),
+                cache=CacheUpdate((), (), tuple(updates), {}),
                 rows=np.array(list(work), np.int32),
                 num_computed_tokens=np.array([self.num_computed[row] for row in work], np.int32),
                 num_scheduled_tokens=np.array(list(work.values()), np.int32),

@@ -59,7 +59,7 @@ def check_block_ids(step: StepInput, config: KVCacheConfig) -> None:
     Raises:
         BindingError: an id is negative or beyond the null page; names group and id.
     """
-    for group, update in enumerate(step.table_updates):
+    for group, update in enumerate(step.cache.tables):
         null_id = config.null_block_id(group)
         wrong = update.block_ids[(update.block_ids < 0) | (update.block_ids > null_id)]
         if wrong.size:

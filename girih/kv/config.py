@@ -90,6 +90,9 @@ class KVCacheConfig:
         groups: the groups; a page id belongs to one group.
         max_model_len: the longest request in tokens that the plan serves (the solved value of "auto").
         num_lookahead_tokens: draft tokens a step may write beyond the confirmed ones; 0 without a draft.
+        stage_class: workers with equal numbers have pools that are used alike: the same page ids, slab for slab.
+        first_group: number of the first of these groups among the groups of all stage classes; the engine core and
+            the block table updates count that way.
     """
 
     num_slabs: int
@@ -97,6 +100,8 @@ class KVCacheConfig:
     groups: tuple[KVCacheGroupSpec, ...]
     max_model_len: int
     num_lookahead_tokens: int = 0
+    stage_class: int = 0
+    first_group: int = 0
 
     @property
     def pool_bytes(self) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from girih.kv.block_pool import BlockPool
 from girih.kv.capacity import peak_pages
 from girih.kv.config import KVCacheConfig
+from girih.kv.retention import Retention
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class HitFinder:
         """
         hits = np.ones(len(found) + 1, dtype=bool)
         for group, spec in enumerate(self._config.groups):
-            hits &= spec.retention.hit_boundaries(found[:, group] > 0, self.block_size)
+            hits &= _boundaries(spec.retention, found[:, group] > 0, self.block_size)
         return int(np.flatnonzero(hits)[-1])
 
     def choose(self, found: np.ndarray, num_tokens: int, spoken_for: np.ndarray | int = 0) -> Hit:
@@ -90,6 +91,14 @@ class HitFinder:
             need[group] -= min(need[group], max(0, num_blocks - max(first[group], stays)))
         short = self._pool.slabs_short(np.array(need, dtype=np.int64) + spoken_for, self._nothing, pages)
         return Hit(num_blocks, first, pages, short <= 0)
+
+
+def _boundaries(retention: Retention, cached: np.ndarray, unit_tokens: int) -> np.ndarray:
+    # bool [num_units + 1]: whether the first b units can be taken as computed, from cached, bool [num_units]
+    bounds = np.arange(len(cached) + 1)
+    num_cached = np.concatenate(([0], np.cumsum(cached)))
+    first = retention.hit_first(bounds * unit_tokens, unit_tokens)
+    return num_cached[bounds] - num_cached[first] == bounds - first
 
 
 class WarmColumns:

@@ -22,16 +22,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from girih.errors import PlanError
+from girih.kv import capacity
 from girih.kv.block_pool import BlockPool
 from girih.kv.block_tables import BlockTables
-from girih.kv.config import KVCacheConfig
+from girih.kv.config import KVCacheConfig, KVCacheGroupSpec
 from girih.kv.hashing import BlockHasher
 from girih.kv.hits import HitFinder, WarmColumns
 from girih.kv.invariants import check_pool, count_references
 from girih.kv.prefix import PrefixIndex
 from girih.kv.promise import SlabPromise
 from girih.kv.row_keys import NO_KEYS, RowKeys
-from girih.messages import TableUpdate
+from girih.messages import CacheUpdate
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,16 @@ class KVCacheManager:
         self._promise = SlabPromise(config, self.block_size)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # known tokens, computed or not
         self._tokens_looked_up = self._tokens_hit = self._pages_evicted = 0
+
+    @property
+    def groups(self) -> tuple[KVCacheGroupSpec, ...]:
+        """Return the groups of all stage classes."""
+        return self.config.groups
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Return the longest request in tokens that can run alone."""
+        return min(self.config.max_model_len, capacity.max_request_tokens(self.config))
 
     @property
     def num_running(self) -> int:
@@ -288,9 +299,16 @@ class KVCacheManager:
         self._free_rows.append(row)
         self.num_computed_tokens[row] = 0
 
-    def take_table_updates(self) -> tuple[TableUpdate, ...]:
-        """Return what changed in the block tables since the last call, one update per group; freed rows included."""
-        return self._tables.take_updates()
+    def update(
+        self, rows: np.ndarray, num_tokens: np.ndarray, sampled_rows: np.ndarray, token_ids: np.ndarray
+    ) -> None:
+        """Take in a step: `advance` its rows, `commit` the sampled tokens."""
+        self.advance(rows, num_tokens)
+        self.commit(sampled_rows, token_ids)
+
+    def take_cache_update(self, rows: np.ndarray, num_scheduled_tokens: np.ndarray) -> CacheUpdate:
+        """Return what the workers must do to the cache before the next step, freed rows included."""
+        return CacheUpdate((), (), self._tables.take_updates(), {})
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix, as after a change of the weights.

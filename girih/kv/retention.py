@@ -26,9 +26,18 @@ class Retention(ABC):
     kind: ClassVar[str]
     """The name in JSON and in reports, e.g. "full_attention"."""
 
+    holds_state: ClassVar[bool] = False
+    """A page is not a block of tokens but a state: the sum of all tokens before it."""
+
+    prefix_cacheable: ClassVar[bool] = True
+    """The cache depends on the tokens alone, so that equal prefixes can share it."""
+
+    hit_trim_tokens: int = 0
+    """How many tokens beyond a prefix must be equal too: 1 for a draft head whose entry i depends on token i + 1."""
+
     @abstractmethod
     def live_range(
-        self, num_computed_tokens: Count, num_new_tokens: Count, block_size: int, num_lookahead_tokens: int = 0
+        self, num_computed_tokens: Count, num_new_tokens: Count | int, block_size: int, num_lookahead_tokens: int = 0
     ) -> tuple[Count, Count]:
         """Say which blocks a step needs that computes `num_new_tokens` after `num_computed_tokens`.
 
@@ -48,17 +57,21 @@ class Retention(ABC):
         before it gives up.
         """
 
-    @abstractmethod
-    def hit_boundaries(self, cached: np.ndarray, block_size: int) -> np.ndarray:
-        """Say at which block boundaries a prefix can be reused.
+    def hit_first(self, num_tokens: Count, unit_tokens: int) -> Count:
+        """Return the first unit that a continuation behind `num_tokens` reused tokens reads from the cache.
+
+        A prefix can be reused if the group has every unit from this one up to the prefix' end, and
+        `hit_trim_tokens` beyond. What is kept for later prompts follows from the same function.
 
         Args:
-            cached: bool [num_blocks]; whether block i of the prompt is cached for this group.
-
-        Returns:
-            bool [num_blocks + 1]; element b tells whether the first b blocks can be taken as computed.
-            Element 0 is always True.
+            num_tokens: length of the prefix.
+            unit_tokens: tokens per unit; unit i is tokens i * unit_tokens up to (i + 1) * unit_tokens - 1.
         """
+        return self.live_range(num_tokens, 1, unit_tokens)[0]
+
+    def covers(self, other: Retention) -> bool:
+        """Tell whether whatever `other` keeps is kept here too, so that a layer with `other` can read this cache."""
+        return self == other
 
     def table_width(self, max_model_len: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
         """Return the columns of this group's block table."""

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from girih.errors import PlanError
 from girih.kv.retention import Retention
 
 
@@ -56,6 +57,11 @@ class KVCacheSpec(ABC):
     def page_alignment_bytes(self) -> int:
         """Return the alignment that this layer's part of a page needs."""
 
+    @property
+    def cache_owner(self) -> str | None:
+        """Return the layer whose cache this layer reads instead of having one; None for a cache of its own."""
+        return None
+
     @abstractmethod
     def retention_key(self, limit: int) -> Retention:
         """Return which tokens the layer keeps; layers with equal keys share a block table.
@@ -67,3 +73,30 @@ class KVCacheSpec(ABC):
     @abstractmethod
     def view(self, block_size: int) -> tuple[TensorView, ...]:
         """Return the tensors that make up this layer's part of one page; together they are page_size_bytes."""
+
+    @abstractmethod
+    def shard(self, tensor_parallel_size: int) -> KVCacheSpec:
+        """Return what one of `tensor_parallel_size` ranks needs.
+
+        Raises:
+            PlanError: the layer's heads cannot be dealt out to so many ranks.
+        """
+
+
+def heads_per_rank(num_heads: int, tensor_parallel_size: int, what: str) -> int:
+    """Return how many heads each rank holds: an equal share, or one that several ranks hold alike.
+
+    Args:
+        num_heads: heads of the whole layer.
+        tensor_parallel_size: ranks.
+        what: for the message, e.g. "key/value heads".
+
+    Raises:
+        PlanError: neither number divides the other.
+    """
+    if num_heads % tensor_parallel_size and tensor_parallel_size % num_heads:
+        raise PlanError(
+            f"{num_heads} {what} cannot be dealt out to {tensor_parallel_size} tensor-parallel ranks; choose a "
+            f"--tensor-parallel-size that divides {num_heads}, or a multiple of it"
+        )
+    return max(1, num_heads // tensor_parallel_size)

@@ -68,7 +68,7 @@ class BatchBuilder:
         return StepInput(
             step_id=step_id,
             new_rows=tuple(_new_row(request) for request in self._newcomers),
-            table_updates=self._manager.take_table_updates(),
+            cache=self._manager.take_cache_update(rows, num_scheduled),
             rows=rows,
             num_computed_tokens=num_computed,
             num_scheduled_tokens=num_scheduled,

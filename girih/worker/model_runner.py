@@ -81,7 +81,7 @@ class ModelRunner:
     @torch.inference_mode()
     def execute_model(self, step: StepInput) -> StepOutput:
         """Compute a step; the caches and the batch must be bound."""
-        self.batch.apply(step.new_rows, step.table_updates)
+        self.batch.apply(step.new_rows, step.cache.tables)
         flat = self.batch.flatten(step)
         hidden = self._forward(flat)
         prompt_logprobs = self._prompt_logprobs(hidden, step, flat.query_starts)

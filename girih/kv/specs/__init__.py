@@ -4,6 +4,7 @@ Every file defines
     SPEC        the `KVCacheSpec` class, with `kind` equal to the file's name;
     RETENTION   the `Retention` class, with the same `kind`;
     EXAMPLES    a tuple of specs that the conformance tests run through every rule.
+`shared` alone has no retention: a layer that reads another's cache keeps nothing.
 Nothing is registered: a new file is a new kind.
 """
 
@@ -20,7 +21,9 @@ from girih.kv.spec import KVCacheSpec
 
 def spec_to_json(spec: KVCacheSpec) -> dict[str, Any]:
     """Return {"kind": ..., plus the spec's fields}; the inverse is `spec_from_json`."""
-    return {"kind": spec.kind, **{field.name: getattr(spec, field.name) for field in fields(spec)}}
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    inner = {name: spec_to_json(value) for name, value in values.items() if isinstance(value, KVCacheSpec)}
+    return {"kind": spec.kind, **values, **inner}
 
 
 def spec_from_json(data: dict[str, Any]) -> KVCacheSpec:
@@ -33,7 +36,8 @@ def spec_from_json(data: dict[str, Any]) -> KVCacheSpec:
         ConfigError: an unknown kind; the message lists those there are.
         PlanError: fields are missing or unknown.
     """
-    return _from_json(data, "SPEC", "cache spec")
+    inner = {name: spec_from_json(value) for name, value in data.items() if isinstance(value, dict)}
+    return _from_json({**data, **inner}, "SPEC", "cache spec")
 
 
 def retention_from_json(data: dict[str, Any]) -> Retention:

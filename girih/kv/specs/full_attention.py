@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from girih.kv.retention import Count, Retention
-from girih.kv.specs._attention import AttentionSpec
+from girih.kv.specs._attention import AttentionRetention, AttentionSpec
 from girih.units import cdiv
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True)
-class FullAttentionRetention(Retention):
+class FullAttentionRetention(AttentionRetention):
     """Keeps all tokens."""
 
     kind: ClassVar[str] = "full_attention"
 
     def live_range(
-        self, num_computed_tokens: Count, num_new_tokens: Count, block_size: int, num_lookahead_tokens: int = 0
+        self, num_computed_tokens: Count, num_new_tokens: Count | int, block_size: int, num_lookahead_tokens: int = 0
     ) -> tuple[Count, Count]:
         """Return (0, blocks of all tokens so far, the new ones and the lookahead)."""
         end = num_computed_tokens + num_new_tokens + num_lookahead_tokens
@@ -34,13 +31,9 @@ class FullAttentionRetention(Retention):
         """Return the same as `blocks_held`: what only grows peaks at its end."""
         return cdiv(num_tokens + num_lookahead_tokens, block_size)
 
-    def hit_boundaries(self, cached: np.ndarray, block_size: int) -> np.ndarray:
-        """Return True for boundaries with every block before them cached; see `Retention.hit_boundaries`."""
-        import numpy as np  # here, so that planning starts without numpy
-
-        hits = np.ones(len(cached) + 1, dtype=bool)
-        np.logical_and.accumulate(cached, out=hits[1:])
-        return hits
+    def covers(self, other: Retention) -> bool:
+        """Tell whether `other` reads the decoder's tokens, whichever of them."""
+        return isinstance(other, AttentionRetention) and other.hit_trim_tokens == self.hit_trim_tokens
 
     def describe(self) -> str:
         """Return "full attention"."""
@@ -53,9 +46,11 @@ class FullAttentionSpec(AttentionSpec):
 
     kind: ClassVar[str] = "full_attention"
 
+    v_head_size: int | None = None  # again, to be the fourth argument in order
+
     def retention_key(self, limit: int) -> Retention:
         """Return `FullAttentionRetention`, whatever the limit."""
-        return FullAttentionRetention()
+        return FullAttentionRetention(hit_trim_tokens=self.hit_trim_tokens)
 
 
 SPEC = FullAttentionSpec
@@ -64,4 +59,6 @@ EXAMPLES = (
     FullAttentionSpec(3, 64, "bfloat16"),
     FullAttentionSpec(1, 256, "float32", block_size_multiple=1),
     FullAttentionSpec(5, 7, "int8", block_size_multiple=32),
+    FullAttentionSpec(2, 24, "bfloat16", 16),
+    FullAttentionSpec(1, 8, "float32", hit_trim_tokens=1),
 )

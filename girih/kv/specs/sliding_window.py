@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from girih.errors import PlanError
 from girih.kv.retention import Count, Retention
-from girih.kv.specs._attention import AttentionSpec
+from girih.kv.specs._attention import AttentionRetention, AttentionSpec
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.units import cdiv
 
-if TYPE_CHECKING:
-    import numpy as np
-
 
 @dataclass(frozen=True)
-class SlidingWindowRetention(Retention):
+class SlidingWindowRetention(AttentionRetention):
     """Keeps the last `window` tokens; the query at position p reads positions p - window + 1 .. p.
 
     Args:
@@ -28,7 +25,7 @@ class SlidingWindowRetention(Retention):
     kind: ClassVar[str] = "sliding_window"
 
     def live_range(
-        self, num_computed_tokens: Count, num_new_tokens: Count, block_size: int, num_lookahead_tokens: int = 0
+        self, num_computed_tokens: Count, num_new_tokens: Count | int, block_size: int, num_lookahead_tokens: int = 0
     ) -> tuple[Count, Count]:
         """Return the blocks from the first new token's window to the last new token and the lookahead.
 
@@ -53,18 +50,11 @@ class SlidingWindowRetention(Retention):
         at_most = cdiv(self.window - 1, block_size) + 1 + cdiv(num_lookahead_tokens, block_size)
         return min(cdiv(num_tokens + num_lookahead_tokens, block_size), at_most)
 
-    def hit_boundaries(self, cached: np.ndarray, block_size: int) -> np.ndarray:
-        """Return True for boundaries whose last ceil((W - 1) / block_size) blocks are cached, or all if fewer."""
-        import numpy as np  # here, so that planning starts without numpy
-
-        num_blocks = len(cached)
-        run = min(cdiv(self.window - 1, block_size), num_blocks)
-        num_cached = np.zeros(num_blocks + 1, dtype=np.int64)
-        np.cumsum(cached, out=num_cached[1:])
-        hits = np.empty(num_blocks + 1, dtype=bool)
-        hits[:run] = num_cached[:run] == np.arange(run)
-        hits[run:] = num_cached[run:] - num_cached[: num_blocks + 1 - run] == run
-        return hits
+    def covers(self, other: Retention) -> bool:
+        """Tell whether `other` is a window that is no longer."""
+        if not isinstance(other, SlidingWindowRetention):
+            return False
+        return other.window <= self.window and other.hit_trim_tokens == self.hit_trim_tokens
 
     def describe(self) -> str:
         """Return e.g. "sliding window 512"."""
@@ -91,7 +81,20 @@ class SlidingWindowSpec(AttentionSpec):
 
     def retention_key(self, limit: int) -> Retention:
         """Return the window, or full attention when no sequence can outgrow it."""
-        return FullAttentionRetention() if self.sliding_window >= limit else SlidingWindowRetention(self.sliding_window)
+        return window_retention(self.sliding_window, limit, self.hit_trim_tokens)
+
+
+def window_retention(window: int, limit: int, hit_trim_tokens: int = 0) -> Retention:
+    """Return the retention of a window: full attention if it is as long as the longest sequence.
+
+    Args:
+        window: tokens a query sees, itself included.
+        limit: the longest sequence in tokens.
+        hit_trim_tokens: see `Retention.hit_trim_tokens`.
+    """
+    if window >= limit:
+        return FullAttentionRetention(hit_trim_tokens=hit_trim_tokens)
+    return SlidingWindowRetention(window, hit_trim_tokens=hit_trim_tokens)
 
 
 SPEC = SlidingWindowSpec
@@ -100,4 +103,5 @@ EXAMPLES = (
     SlidingWindowSpec(1, 256, "bfloat16", 512),
     SlidingWindowSpec(2, 64, "float32", 1, block_size_multiple=1),
     SlidingWindowSpec(4, 8, "float16", 17, block_size_multiple=4),
+    SlidingWindowSpec(2, 16, "int8", 64, v_head_size=8),
 )

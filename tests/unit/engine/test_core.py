@@ -15,7 +15,7 @@ from girih.config import EngineConfig
 from girih.engine.core import EngineCore
 from girih.errors import BindingError, CapacityError, ConfigError, ExecutorError, PlanError, RequestError
 from girih.kv.specs.full_attention import FullAttentionSpec
-from girih.messages import TableUpdate
+from girih.messages import CacheUpdate, TableUpdate
 from girih.request import SamplingParams
 from girih.worker.memory import MemoryProfile, memory_report
 
@@ -185,7 +185,8 @@ def test_an_id_beyond_what_was_bound_never_reaches_a_worker(make_core):  # case 
     null_id = core.kv_cache_configs[0].null_block_id(0)
     core.add_request([1, 2, 3], PARAMS)
     row = np.zeros(1, dtype=np.int32)
-    core.scheduler.manager.take_table_updates = lambda: (TableUpdate(row, row, row + null_id + 1),)
+    tables = (TableUpdate(row, row, row + null_id + 1),)
+    core.scheduler.manager.take_cache_update = lambda *_: CacheUpdate((), (), tables, {})
     (update,) = core.step()
     assert f"block id {null_id + 1} of group 0" in update.error
 

@@ -47,13 +47,13 @@ def test_of_two_that_need_the_last_page_the_more_important_gets_it():  # case 67
     assert less.row is not None
     step = engine.step()
     assert more.row in step.rows.tolist()
-    assert len(step.table_updates[0].rows) == 1
+    assert len(step.cache.tables[0].rows) == 1
     while less.row is not None:
         row = less.row
         step = engine.step()
     assert step.rows.tolist() == [more.row]  # what was granted to the other is gone, in every list
     assert step.new_rows == ()
-    update = step.table_updates[0]
+    update = step.cache.tables[0]
     assert set(update.block_ids[update.rows == row].tolist()) == {engine.manager.config.null_block_id(0)}
     engine.run().assert_all_as_alone()
     assert (more.num_preemptions, less.num_preemptions > 0) == (0, True)
