@@ -2,140 +2,123 @@
 
 One step, as the scheduler drives it:
 
-    reserve     pages for the tokens that running rows will compute
-    publish     prompt blocks of scheduled rows become findable, so that requests of the same step share them
+    reserve             pages for the tokens that running rows will compute
+    publish             prompt units of scheduled rows become findable, so that requests of the same step share them
     can_admit, admit, reserve, publish       for each waiting request
-    take_table_updates                       what the workers must be told
-    advance     after the step: tokens are computed, blocks leave their window
-    commit      sampled tokens; blocks that are full of computed tokens and not findable yet become so
-    free        finish, abort, preempt: all the same here
+    take_cache_update   what the workers must be told
+    update              after the step: tokens are computed, blocks leave their window, sampled tokens are appended
+    free                finish, abort, preempt: all the same here
 
 Rows are stable from `admit` to `free`. A waiting request owns nothing, and `lookup` and `can_admit` change nothing.
-Composes `BlockPool` (pages), `BlockTables` (who has which), `BlockHasher` and `PrefixIndex` (what can be found).
+What fits is exact: as pages move between slabs, only their number counts.
+
+This is the face of compiled functions over one value of arrays, `ManagerState` (state.py): admission.py, stepping.py,
+checkpoints.py, holdings.py, updates.py; the pages themselves are the pool's (page_pool.py), the keys the index's.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from girih.errors import PlanError
-from girih.kv import capacity
-from girih.kv.block_pool import BlockPool
-from girih.kv.block_tables import BlockTables
-from girih.kv.config import KVCacheConfig, KVCacheGroupSpec
-from girih.kv.hashing import BlockHasher
-from girih.kv.hits import HitFinder, WarmColumns
-from girih.kv.invariants import check_pool, count_references
-from girih.kv.prefix import PrefixIndex
-from girih.kv.promise import SlabPromise
-from girih.kv.row_keys import NO_KEYS, RowKeys
+from girih.kv import admission, capacity, stepping
+from girih.kv import state as s
+from girih.kv.checkpoints import plan_cuts
+from girih.kv.compiled import Record
+from girih.kv.config import KVCacheConfig, KVCacheGroupSpec, one_per_class
+from girih.kv.hashing import TokenHasher
+from girih.kv.invariants import check_state
+from girih.kv.page_pool import PagePool
+from girih.kv.stats import CacheStats
+from girih.kv.updates import take_cache_update
 from girih.messages import CacheUpdate
 
-
-@dataclass(frozen=True)
-class CacheStats:
-    """The cache's counters and its state now.
-
-    Args:
-        tokens_looked_up: tokens of all admitted requests that were allowed to read the cache.
-        tokens_hit: how many of them were reused.
-        pages_evicted: cached pages given up for new ones.
-        num_free_slabs: slabs that no group has borrowed.
-        slabs: per group, borrowed slabs.
-        free_pages: per group, pages of its slabs that hold nothing.
-        cached_pages: per group, pages that only the prefix cache holds.
-        referenced_pages: per group, pages in block tables.
-    """
-
-    tokens_looked_up: int
-    tokens_hit: int
-    pages_evicted: int
-    num_free_slabs: int
-    slabs: tuple[int, ...]
-    free_pages: tuple[int, ...]
-    cached_pages: tuple[int, ...]
-    referenced_pages: tuple[int, ...]
+NO_ROWS = np.zeros(0, dtype=np.int64)
+NO_TOKENS = np.zeros(0, dtype=np.int32)
+NO_KEYS = np.zeros((0, 2), dtype=np.uint64)
+NO_HIT = np.zeros(5, dtype=np.int64)
+NOTHING_LOOKED_UP: tuple[np.ndarray, str, bool, np.ndarray, np.ndarray] = (NO_TOKENS, "", True, NO_HIT, NO_TOKENS)
 
 
 class KVCacheManager:
     """The run time of one plan.
 
     Args:
-        config: the plan; all groups must have one block size.
+        configs: the plan, or those of all workers.
         max_num_seqs: rows.
         enable_prefix_caching: reuse the cache of equal prefixes.
         secret: 16 bytes that key the hash, where processes share a cache; None takes random ones.
-
-    Raises:
-        PlanError: groups with different block sizes.
+        state_checkpoint_tokens: distance of the recurrent states kept within a prompt.
     """
 
     def __init__(
         self,
-        config: KVCacheConfig,
+        configs: KVCacheConfig | Sequence[KVCacheConfig],
         *,
         max_num_seqs: int,
         enable_prefix_caching: bool = True,
         secret: bytes | None = None,
+        state_checkpoint_tokens: int = 8192,
     ):
-        block_sizes = sorted({group.block_size for group in config.groups})
-        if len(block_sizes) > 1:
-            raise PlanError(f"groups with block sizes {block_sizes} cannot share prefixes; plan them with one size")
-        self.config = config
-        self.block_size = block_sizes[0] if block_sizes else 1
-        self.num_computed_tokens = np.zeros(max_num_seqs, dtype=np.int32)
-        """int32 [max_num_seqs]; tokens of each row whose cache is written."""
-        self._caching = enable_prefix_caching and bool(config.groups)
-        self._lookahead = config.num_lookahead_tokens
-        self._retentions = [group.retention for group in config.groups]
-        self._pool = BlockPool(config.num_slabs, [group.pages_per_slab for group in config.groups])
-        self._tables = BlockTables(config, max_num_seqs)
-        self._keys = RowKeys(BlockHasher(self.block_size, secret), max_num_seqs)
-        self._index = PrefixIndex(self._pool.max_pages, len(config.groups), self._pool.tags)
+        self.configs = one_per_class([configs] if isinstance(configs, KVCacheConfig) else configs)
+        self.groups: tuple[KVCacheGroupSpec, ...] = tuple(group for config in self.configs for group in config.groups)
+        """The groups of all stage classes."""
+        self.unit = s.unit_tokens(self.groups)
+        """Tokens per unit of a prefix."""
+        self.max_request_tokens = min(
+            min(config.max_model_len, capacity.max_request_tokens(config)) for config in self.configs
+        )
+        """The longest request in tokens that can run alone."""
+        self._caching = (
+            enable_prefix_caching
+            and bool(self.groups)
+            and all(group.retention.prefix_cacheable for group in self.groups)
+        )
+        self._pool = PagePool(
+            [config.num_slabs for config in self.configs],
+            class_of_group=[index for index, config in enumerate(self.configs) for _ in config.groups],
+            pages_per_slab=[group.pages_per_slab for group in self.groups],
+            page_bytes=[group.page_size_bytes for group in self.groups],
+            tags_per_page=max((group.block_size // self.unit for group in self._attention_groups()), default=1),
+        )
+        self._hasher = TokenHasher(self.unit, secret)
+        self._state = s.make_state(
+            self.configs,
+            self._pool.state,
+            max_num_seqs=max_num_seqs,
+            secret=self._hasher.secret,
+            caching=self._caching,
+            checkpoint_tokens=-(-state_checkpoint_tokens // self.unit) * self.unit,
+        )
+        self._record = Record(self._state)
+        self._has_states = bool(self._state.consts[s.HAS_STATES])
+        self._has_long_blocks = bool(self._state.consts[s.MID_UNITS])
+        self._null_ids = np.array(
+            [config.null_block_id(index) for config in self.configs for index in range(len(config.groups))],
+            dtype=np.int64,
+        )
+        self.num_computed_tokens = self._state.rows[:, s.COMPUTED]
+        """int64 [max_num_seqs]; tokens of each row whose cache is written."""
         self._free_rows = [*range(max_num_seqs - 1, -1, -1)]
-        self._held = np.zeros(max_num_seqs, dtype=bool)
-        self._hits = HitFinder(config, self.block_size, self._pool)
-        self._warm = WarmColumns(self._hits, len(config.groups), max_num_seqs)
-        self._promise = SlabPromise(config, self.block_size)
-        self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)  # known tokens, computed or not
-        self._tokens_looked_up = self._tokens_hit = self._pages_evicted = 0
-
-    @property
-    def groups(self) -> tuple[KVCacheGroupSpec, ...]:
-        """Return the groups of all stage classes."""
-        return self.config.groups
-
-    @property
-    def max_request_tokens(self) -> int:
-        """Return the longest request in tokens that can run alone."""
-        return min(self.config.max_model_len, capacity.max_request_tokens(self.config))
+        self._root = ("", self._hasher.root(""))
+        self._looked_up = NOTHING_LOOKED_UP
+        self._peaks: dict[int, np.ndarray] = {}
+        self._last_prompt: tuple[np.ndarray, np.ndarray, np.ndarray] = (NO_TOKENS, self._root[1], NO_KEYS)
 
     @property
     def num_running(self) -> int:
         """Return the rows held now."""
-        return len(self._held) - len(self._free_rows)
+        return len(self._state.rows) - len(self._free_rows)
 
     @property
     def usage(self) -> float:
         """Return the share of slabs with a referenced page, 0 to 1."""
-        return int(self._pool.counts()["busy_slabs"].sum()) / max(1, self.config.num_slabs)
+        return int(self._pool.counts()["busy_slabs"].sum()) / max(1, sum(c.num_slabs for c in self.configs))
 
     def stats(self) -> CacheStats:
         """Return counters and state."""
-        counts = {name: tuple(values.tolist()) for name, values in self._pool.counts().items()}
-        return CacheStats(
-            tokens_looked_up=self._tokens_looked_up,
-            tokens_hit=self._tokens_hit,
-            pages_evicted=self._pages_evicted,
-            num_free_slabs=self._pool.num_free_slabs,
-            slabs=counts["slabs"],
-            free_pages=counts["free"],
-            cached_pages=counts["cached"],
-            referenced_pages=counts["referenced"],
-        )
+        return CacheStats.of(self._state, self._pool)
 
     def lookup(self, token_ids: np.ndarray, salt: str = "") -> int:
         """Return the longest prefix that could be reused now, in tokens; at least one token is left to compute.
@@ -144,36 +127,37 @@ class KVCacheManager:
             token_ids: int [num_tokens].
             salt: only requests with the same salt share prefixes.
         """
-        return self._hits.longest(self._find(token_ids, salt)) * self.block_size
+        hit, _ = self._look_up(token_ids, self._keys(token_ids, salt)[1], read_cache=True)
+        return int(hit[admission.TOKENS])
 
     def can_admit(
         self, token_ids: np.ndarray, salt: str = "", *, read_cache: bool = True, spoken_for: np.ndarray | int = 0
     ) -> bool:
         """Tell whether a row is free and the request fits beside the pages referenced now.
 
-        What must fit is its peak on the way to one token more than it knows, with its shared pages counted once, in
-        the slabs as they are: pages cannot move, so half-empty slabs of others do not count as room. For a pool
-        without referenced pages this is `capacity.slabs_needed`, the formula of start-up: there, everything up to
-        `max_model_len` is admitted.
+        What must fit is its peak on the way to one token more than it knows, with its shared pages counted once. For
+        a pool without referenced pages this is `capacity.slabs_needed`, the formula of start-up: there, everything up
+        to `max_model_len` is admitted.
 
         Args:
-            token_ids: int [num_tokens]; all known tokens, of the prompt and sampled before a preemption.
+            token_ids: int32 [num_tokens]; all known tokens, of the prompt and sampled before a preemption.
             salt: as in `lookup`.
             read_cache: as in `admit`.
             spoken_for: int64 [num_groups]; pages that rows were admitted for and do not hold yet.
         """
-        found = self._find(token_ids, salt, read_cache)
-        return bool(self._free_rows) and self._hits.choose(found, len(token_ids), spoken_for).fits
+        if not self._free_rows:
+            return False
+        hit, found = self._look_up(token_ids, self._keys(token_ids, salt)[1], read_cache)
+        self._looked_up = (token_ids, salt, read_cache, hit, found)  # `admit` usually follows
+        return self._choose(hit, found, len(token_ids), spoken_for) is not None
 
     def admit(
         self, token_ids: np.ndarray, *, num_prompt_tokens: int, salt: str = "", read_cache: bool = True
     ) -> tuple[int, int]:
         """Take a row and pin the pages of the reusable prefix.
 
-        A prefix whose cached pages lie so scattered that the request would not fit is computed again instead.
-
         Args:
-            token_ids: int [num_tokens]; all known tokens.
+            token_ids: int32 [num_tokens]; all known tokens.
             num_prompt_tokens: how many of them are the prompt.
             salt: as in `lookup`.
             read_cache: False computes everything; the results are published all the same.
@@ -181,28 +165,29 @@ class KVCacheManager:
         Returns:
             (row, num_cached_tokens); num_computed_tokens[row] is set to the latter.
         """
-        found = self._find(token_ids, salt, read_cache)
-        hit = self._hits.choose(found, len(token_ids))
         assert self._free_rows, "admit without a free row; ask can_admit first"
+        state = self._state
+        root, keys = self._keys(token_ids, salt)
+        known_ids, *asked, hit, found = self._looked_up
+        if known_ids is not token_ids or asked != [salt, read_cache]:
+            hit, found = self._look_up(token_ids, keys, read_cache)
+        self._looked_up = NOTHING_LOOKED_UP
+        token_ids = np.ascontiguousarray(token_ids, dtype=np.int32)
+        if self._caching and read_cache:
+            state.stats[s.LOOKED_UP] += len(token_ids)
+            state.stats[s.LOST_TO_STATE] += hit[admission.LOST_TO_STATE]
+            state.stats[s.LOST_TO_WINDOW] += hit[admission.LOST_TO_WINDOW]
+        if hit[admission.TAIL] or (hit[admission.TOKENS] and (self._has_states or self._has_long_blocks)):
+            # what is read or copied first costs a page beside the row's own
+            hit = NO_HIT if self._choose(hit, found, len(token_ids)) is NO_HIT else hit
         row = self._free_rows.pop()
-        self._held[row] = True
-        for group, pages in enumerate(hit.pages):
-            self._pool.pin(group, pages)
-            self._tables.place(group, row, hit.first[group], pages - self._pool.first_page[group])
-        num_cached_tokens = hit.num_blocks * self.block_size
-        self._tokens_looked_up += len(token_ids) * (read_cache and self._caching)
-        self._tokens_hit += num_cached_tokens
-        self.num_computed_tokens[row] = num_cached_tokens
-        self._num_tokens[row] = len(token_ids)
-        if self._caching:
-            self._keys.start(row, token_ids, salt, hit.num_blocks)
-            self._warm.start(row, num_prompt_tokens, found)
-        return row, num_cached_tokens
+        admission.admit_row(self._record, row, token_ids, keys, hit, found, num_prompt_tokens, root)
+        return row, int(hit[admission.TOKENS])
 
     def reserve(self, rows: np.ndarray, num_new_tokens: np.ndarray) -> int:
         """Make pages for the next tokens of rows, in order; stop before the first row that cannot have all of its.
 
-        Cached pages are evicted as needed. A row that is not served is left as it was.
+        Cached pages are evicted, and pages moved, as needed. A row that is not served is left as it was.
 
         Args:
             rows: int [n].
@@ -211,36 +196,20 @@ class KVCacheManager:
         Returns:
             How many rows were served.
         """
-        need = self._pages_needed(rows, num_new_tokens)
-        growing = np.flatnonzero(need.any(axis=1))
-        if not len(growing):
-            return len(rows)
-        floor, promised = self._floors(rows[growing[0]], num_new_tokens[growing[0]])
-        served, pages = self._pool.allocate(need[growing], floor, promised)
-        self._pages_evicted += self._forget_evicted()
-        for group, numbers in enumerate(pages):
-            if len(numbers):
-                done = growing[:served]
-                block_ids = numbers - self._pool.first_page[group]
-                self._tables.append(group, rows[done], need[done, group], block_ids)
-        return len(rows) if served == len(growing) else int(growing[served])
+        self._looked_up = NOTHING_LOOKED_UP
+        return stepping.reserve_rows(self._record, _int64(rows), _int64(num_new_tokens))
 
     def max_new_tokens(self, row: int, limit: int) -> int:
         """Return the largest n <= limit for which `reserve` of this row alone would succeed now; 0 if for none.
 
         Args:
             row: the row.
-            limit: tokens, within the plan's max_model_len.
+            limit: tokens, at least 1, within the plan's max_model_len.
         """
-        if self._can_reserve(row, limit):
-            return limit
-        to_boundary = self.block_size - int(self.num_computed_tokens[row]) % self.block_size
-        chunks = range(min(to_boundary, limit), limit, self.block_size)
-        served = bisect_left(chunks, True, key=lambda chunk: not self._can_reserve(row, chunk))
-        return chunks[served - 1] if served else 0
+        return stepping.largest_chunk(self._record, row, limit)
 
     def publish(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
-        """Make blocks findable that lie wholly inside the first tokens of rows and were known when admitted.
+        """Make units findable that lie wholly inside the first tokens of rows, and plan their checkpoints.
 
         Call it when these tokens are scheduled and reserved, after the last preemption that could undo it.
 
@@ -248,67 +217,61 @@ class KVCacheManager:
             rows: int [n].
             num_tokens: int [n]; computed and scheduled tokens of each row.
         """
-        pending = self._keys.has_unpublished[rows]  # none without caching
-        for row, count in zip(rows[pending].tolist(), num_tokens[pending].tolist(), strict=True):
-            until = min(count // self.block_size, int(self._tables.last[:, row].min()))
-            first, keys = self._keys.take_prompt(row, until)
-            if len(keys):
-                self._publish(np.full(len(keys), row), first + np.arange(len(keys)), keys)
+        self._looked_up = NOTHING_LOOKED_UP
+        if self._caching:
+            rows, num_tokens = _int64(rows), _int64(num_tokens)
+            stepping.publish_rows(self._record, rows, num_tokens)
+            if self._has_states:
+                plan_cuts(self._record, rows, num_tokens)
 
-    def advance(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
-        """Count scheduled tokens as computed and release the blocks that left a window.
+    def update(self, rows: np.ndarray, num_tokens: np.ndarray, sampled_rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Take in a step's result: scheduled tokens are computed, what left a window is released, tokens are appended.
 
-        Findable pages stay cached. They go first when room is needed, except those that a repeated or continued
-        prompt, or another one that branched off here, would start from.
+        Findable pages stay cached. They go first when room is needed, except those that a later prompt is likely to
+        start from.
 
         Args:
             rows: int [n], distinct.
-            num_tokens: int [n].
+            num_tokens: int [n]; tokens of each row that count as computed now.
+            sampled_rows: int [m], distinct; every known token of theirs is computed.
+            token_ids: int [m].
         """
-        self.num_computed_tokens[rows] += num_tokens
-        computed = self.num_computed_tokens[rows].astype(np.int64)
-        for group, retention in enumerate(self._retentions):
-            first, _ = retention.live_range(computed, 1, self.block_size)
-            moved = np.flatnonzero(first > self._tables.first[group, rows])
-            if len(moved):
-                flat_rows, columns, block_ids = self._tables.drop_before(group, rows[moved], first[moved])
-                self._release(group, block_ids, self._warm.contains(group, flat_rows, columns))
+        self._looked_up = NOTHING_LOOKED_UP
+        stepping.update_rows(self._record, _int64(rows), _int64(num_tokens), _int64(sampled_rows), _int64(token_ids))
+
+    def advance(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
+        """Count scheduled tokens as computed; the first half of `update`."""
+        self.update(rows, num_tokens, NO_ROWS, NO_ROWS)
 
     def commit(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Append one sampled token per row; blocks that are full of computed tokens become findable.
-
-        Args:
-            rows: int [n], distinct; every known token of theirs is computed.
-            token_ids: int [n].
-        """
-        if self._caching:
-            self.publish(rows, self._num_tokens[rows])  # a prompt's last block, if its last token was scheduled alone
-            done, blocks, keys = self._keys.append(rows, self._num_tokens[rows], token_ids)
-            if len(done):
-                self._publish(done, blocks, keys)
-        self._num_tokens[rows] += 1
+        """Append one sampled token per row; the second half of `update`."""
+        self.update(NO_ROWS, NO_ROWS, rows, token_ids)
 
     def free(self, row: int) -> None:
         """Give back a row and its pages; findable ones stay cached, the sequence's tail to be evicted first."""
-        assert self._held[row], f"row {row} is freed, but it is free"
-        for group in range(len(self._retentions)):
-            block_ids = self._tables.clear(group, row)[::-1]
-            self._release(group, block_ids, np.ones(len(block_ids), dtype=bool))
-        self._keys.drop(row)
-        self._held[row] = False
+        assert self._state.rows[row, s.HELD], f"row {row} is freed, but it is free"
+        self._looked_up = NOTHING_LOOKED_UP
+        stepping.free_row(self._record, row)
         self._free_rows.append(row)
-        self.num_computed_tokens[row] = 0
-
-    def update(
-        self, rows: np.ndarray, num_tokens: np.ndarray, sampled_rows: np.ndarray, token_ids: np.ndarray
-    ) -> None:
-        """Take in a step: `advance` its rows, `commit` the sampled tokens."""
-        self.advance(rows, num_tokens)
-        self.commit(sampled_rows, token_ids)
 
     def take_cache_update(self, rows: np.ndarray, num_scheduled_tokens: np.ndarray) -> CacheUpdate:
-        """Return what the workers must do to the cache before the next step, freed rows included."""
-        return CacheUpdate((), (), self._tables.take_updates(), {})
+        """Return what the workers must do to the cache before the next step, for its rows, int [n], and freed ones."""
+        return take_cache_update(self._state, self._record, self._null_ids, _int64(rows))
+
+    def resize(self, num_slabs: int, stage_class: int = 0) -> None:
+        """Let the pool of a stage class have so many slabs from now on, at most those of the plan.
+
+        Pages in the way move, which the next cache update tells the workers.
+
+        Raises:
+            CapacityError: the pages in use need more; nothing has changed.
+        """
+        self._looked_up = NOTHING_LOOKED_UP
+        self._pool.resize(stage_class, num_slabs, lambda: stepping.bring_up_to_date(self._record))
+
+    def take_freed_slabs(self, stage_class: int = 0) -> np.ndarray:
+        """Return the slabs, int64, that were used since the last call and that no group has borrowed now."""
+        return self._pool.take_freed_slabs(stage_class)
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached prefix, as after a change of the weights.
@@ -318,8 +281,9 @@ class KVCacheManager:
         """
         if self.num_running:
             return False
+        self._looked_up = NOTHING_LOOKED_UP
         self._pool.evict_all()
-        self._forget_evicted()
+        stepping.bring_up_to_date(self._record)
         return True
 
     def check(self) -> None:
@@ -328,52 +292,57 @@ class KVCacheManager:
         Held: free, cached and referenced pages are all pages; references are block table entries; a key leads to
         pages that carry it; no page is in two groups; no count is negative.
         """
-        assert not self._held[self._free_rows].any(), "a free row is held"
-        assert self._held.sum() == self.num_running, "a row is neither held nor free"
-        check_pool(self._pool, count_references(self._tables, self._held))
-        self._index.check()
-        assert (self._num_tokens >= self.num_computed_tokens)[self._held].all(), "a row computed unknown tokens"
+        held = self._state.rows[:, s.HELD] > 0
+        assert not held[self._free_rows].any(), "a free row is held"
+        assert held.sum() == self.num_running, "a row is neither held nor free"
+        check_state(self._state, self._pool)
 
-    def _find(self, token_ids: np.ndarray, salt: str, read_cache: bool = True) -> np.ndarray:
-        # page numbers by block, int32 [blocks that could be reused, groups]; one token is left to compute
-        at_most = max(0, len(token_ids) - 1) // self.block_size if self._caching and read_cache else 0
-        keys = self._keys.of_prompt(token_ids, salt) if at_most else NO_KEYS
-        return self._index.find(keys[:at_most])
+    def _attention_groups(self) -> list[KVCacheGroupSpec]:
+        return [group for group in self.groups if not group.retention.holds_state]
 
-    def _pages_needed(self, rows: np.ndarray, num_new_tokens: np.ndarray) -> np.ndarray:
-        # int64 [rows, groups]
-        need = np.zeros((len(rows), len(self._retentions)), dtype=np.int64)
-        computed = self.num_computed_tokens[rows].astype(np.int64)
-        for group, retention in enumerate(self._retentions):
-            _, last = retention.live_range(computed, num_new_tokens, self.block_size, self._lookahead)
-            np.maximum(last - self._tables.last[group, rows], 0, out=need[:, group])
-        return need
+    def _keys(self, token_ids: np.ndarray, salt: str) -> tuple[np.ndarray, np.ndarray]:
+        # root and keys of a prompt; the last one's are remembered, as a waiting request asks in every step
+        if salt != self._root[0]:
+            self._root = (salt, self._hasher.root(salt))
+        root = self._root[1]
+        if not self._caching:
+            return root, NO_KEYS
+        last_tokens, last_root, keys = self._last_prompt
+        if root is not last_root or not np.array_equal(token_ids, last_tokens):
+            tokens = np.array(token_ids, dtype=np.int32)
+            keys = self._hasher.chain(root, tokens)
+            self._last_prompt = (tokens, root, keys)
+        return root, keys
 
-    def _can_reserve(self, row: int, num_new_tokens: int) -> bool:
-        need = self._pages_needed(np.array([row]), np.array([num_new_tokens]))
-        floor, _ = self._floors(row, num_new_tokens)
-        return self._pool.slabs_short(need[0], floor) <= 0
+    def _look_up(self, token_ids: np.ndarray, keys: np.ndarray, read_cache: bool) -> tuple[np.ndarray, np.ndarray]:
+        reusable = max(0, len(token_ids) - 1) // self.unit if self._caching and read_cache else 0
+        found = np.zeros((reusable, len(self.groups)), dtype=np.int32)
+        if not reusable:
+            return NO_HIT, found
+        return admission.look_up(self._record, np.ascontiguousarray(token_ids, dtype=np.int32), keys, found), found
 
-    def _floors(self, row: int, num_new_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._promise.floors(self.num_running, int(self.num_computed_tokens[row]), int(num_new_tokens))
+    def _choose(
+        self, hit: np.ndarray, found: np.ndarray, num_tokens: int, spoken_for: np.ndarray | int = 0
+    ) -> np.ndarray | None:
+        """Return the prefix to reuse, `NO_HIT` if only without there is room, None if there is none at all."""
+        need = self._peak_pages(num_tokens + 1) + spoken_for
+        for choice in (hit, NO_HIT) if hit[admission.TOKENS] else (NO_HIT,):
+            if admission.hit_fits(self._record, choice, found, need, num_tokens):
+                return choice
+        return None
 
-    def _publish(self, rows: np.ndarray, columns: np.ndarray, keys: np.ndarray) -> None:
-        pages = np.zeros((len(rows), len(self._retentions)), dtype=np.int32)
-        for group, (table, null_id) in enumerate(zip(self._tables.tables, self._tables.null_ids, strict=True)):
-            block_ids = table[rows, columns]
-            pages[:, group] = np.where(block_ids == null_id, 0, block_ids + self._pool.first_page[group])
-        replaced = self._index.publish(keys, pages, self._pool.references)
-        for group, row in enumerate(replaced.T):
-            if row.any():
-                self._pool.evict(group, row[row > 0])
-        self._forget_evicted()
+    def _peak_pages(self, num_tokens: int) -> np.ndarray:
+        """Return the most pages of each group, int64, that a request holds on its way to so many tokens."""
+        num_tokens = min(num_tokens, self.configs[0].max_model_len)
+        pages = self._peaks.get(num_tokens)
+        if pages is None:
+            counts = [
+                capacity.peak_pages(config.groups, num_tokens, config.num_lookahead_tokens) for config in self.configs
+            ]
+            pages = self._peaks[num_tokens] = np.array([count for some in counts for count in some], dtype=np.int64)
+        return pages
 
-    def _forget_evicted(self) -> int:
-        evicted = self._pool.take_evicted()
-        if len(evicted):
-            self._index.forget(evicted)
-        return len(evicted)
 
-    def _release(self, group: int, block_ids: np.ndarray, warm: np.ndarray) -> None:
-        pages = (block_ids + self._pool.first_page[group]).astype(np.int32)
-        self._pool.release(group, pages, warm)
+def _int64(values: np.ndarray) -> np.ndarray:
+    # one type of array, so that each function is compiled once
+    return np.ascontiguousarray(values, dtype=np.int64)

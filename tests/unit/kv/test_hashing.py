@@ -5,15 +5,26 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kv_driver import SECRET, KVDriver, listed_pages, make_config
 
 from girih.errors import ConfigError
-from girih.kv.hashing import BlockHasher, siphash128
+from girih.kv.compiled import entry
+from girih.kv.hashing import TokenHasher, hash_tail, hash_unit, siphash128
+from girih.kv.specs.full_attention import FullAttentionRetention
 
-SECRET = bytes(range(16))
+
+@entry
+def call_hash_unit(secret, parent, tokens):
+    return hash_unit(secret, parent[0], parent[1], tokens)
 
 
-def hasher(block_size=4, secret=SECRET):
-    return BlockHasher(block_size, secret)
+@entry
+def call_hash_tail(secret, parent, tokens):
+    return hash_tail(secret, parent[0], parent[1], tokens)
+
+
+def hasher(unit=4, secret=SECRET):
+    return TokenHasher(unit, secret)
 
 
 def keys_of(tokens, salt="", **options):
@@ -35,50 +46,58 @@ def test_it_is_siphash_with_128_bits(message, digest):
     assert np.array(key, dtype="<u8").tobytes() == bytes.fromhex(digest)
 
 
-def test_a_key_covers_all_tokens_up_to_the_end_of_its_block():
+def test_a_key_covers_all_tokens_up_to_the_end_of_its_unit():
     tokens = list(range(12))
     keys = keys_of(tokens)
     assert len(keys) == 3
     for changed in range(12):
         other = keys_of([*tokens[:changed], 99, *tokens[changed + 1 :]])
-        assert [a == b for a, b in zip(keys, other, strict=True)] == [block < changed // 4 for block in range(3)]
+        assert [a == b for a, b in zip(keys, other, strict=True)] == [unit < changed // 4 for unit in range(3)]
 
 
-def test_tokens_that_fill_no_block_have_no_key():
+def test_tokens_that_fill_no_unit_have_no_key():
     assert keys_of(range(7)) == keys_of(range(4))
     assert keys_of(range(3)) == []
 
 
 def test_decoding_makes_the_same_keys_as_a_prompt():
-    made = hasher()
-    tokens = np.arange(16, dtype=np.int32)
-    prompt = made.chain(made.root("s"), tokens)
-    keys = made.root("s")[None]
-    for block in range(4):
-        keys = made.extend(keys, tokens[None, 4 * block : 4 * block + 4])
-        assert np.array_equal(keys[0], prompt[block])
-
-
-def test_rows_of_one_call_do_not_mix():
-    made = hasher()
-    parents = np.array([made.root(""), made.root("x")])
-    tokens = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.int32)
-    both = made.extend(parents, tokens)
-    for row in range(2):
-        assert np.array_equal(made.extend(parents[row : row + 1], tokens[row : row + 1])[0], both[row])
+    # a request that decodes its way to a sequence is found by a prompt of the same tokens
+    driver = KVDriver(make_config(8, [(FullAttentionRetention(), 1)], max_model_len=32))
+    row = driver.add(range(2))
+    while len(driver.rows[row]) < 18:
+        driver.step(sample=lambda row: 2 + len(driver.rows[row]))
+    tokens = driver.rows[row]
+    assert [tuple(key) for key in driver.manager._state.keys[row, :4].tolist()] == keys_of(tokens)
+    assert (listed_pages(driver.manager, tokens) > 0).all()
 
 
 def test_a_key_depends_on_all_128_bits_of_its_parent():
+    made, tokens = hasher(), np.zeros(4, dtype=np.int32)
     parents = np.array([[1, 2], [1, 3], [4, 2]], dtype=np.uint64)
-    keys = hasher().extend(parents, np.zeros((3, 4), dtype=np.int32))
-    assert len({tuple(key) for key in keys.tolist()}) == 3
+    keys = [tuple(made.chain(parent, tokens)[0].tolist()) for parent in parents]
+    assert len({*keys}) == 3
 
 
-def test_salts_secrets_and_block_sizes_are_worlds_of_their_own():
+def test_a_unit_a_tail_and_a_salt_of_the_same_words_have_different_keys():
+    parent, tokens = np.array([1, 2], dtype=np.uint64), np.arange(4, dtype=np.int32)
+    secret = hasher().secret
+    keys = {call_hash_unit(secret, parent, tokens), call_hash_tail(secret, parent, tokens)}
+    words = np.concatenate([parent, tokens.view(np.uint64)])
+    salt = words.tobytes().decode()
+    assert len(keys | {tuple(hasher().root(salt).tolist())}) == 3
+
+
+def test_tails_of_different_lengths_have_different_keys():
+    parent, secret = np.array([1, 2], dtype=np.uint64), hasher().secret
+    keys = {call_hash_tail(secret, parent, np.zeros(length, dtype=np.int32)) for length in range(1, 16)}
+    assert len(keys) == 15
+
+
+def test_salts_secrets_and_units_are_worlds_of_their_own():
     tokens = range(64)
     salts = ["", "a", "ab", "b", "a\0", "\0", "00000000", "0" * 16, "é"]
     worlds = [keys_of(tokens, salt) for salt in salts]
-    worlds += [keys_of(tokens, secret=bytes(16)), keys_of(tokens, block_size=8), keys_of(tokens, block_size=5)]
+    worlds += [keys_of(tokens, secret=bytes(16)), keys_of(tokens, unit=8), keys_of(tokens, unit=5)]
     flat = [key for keys in worlds for key in keys]
     assert len(set(flat)) == len(flat)
     assert keys_of(tokens, "ab") == keys_of(tokens, "ab")
@@ -88,8 +107,8 @@ def test_salts_secrets_and_block_sizes_are_worlds_of_their_own():
 def test_different_salts_or_tokens_never_share_a_key(requests):
     seen = {}
     for salt, tokens in requests:
-        for block, key in enumerate(keys_of(tokens, salt, block_size=3)):
-            covered = (salt, tuple(tokens[: 3 * block + 3]))
+        for unit, key in enumerate(keys_of(tokens, salt, unit=3)):
+            covered = (salt, tuple(tokens[: 3 * unit + 3]))
             assert seen.setdefault(key, covered) == covered
 
 
@@ -99,8 +118,8 @@ def test_negative_and_large_token_ids_are_different():
 
 def test_processes_with_one_secret_agree_and_without_one_do_not():
     code = (
-        "import sys, numpy as np; from girih.kv.hashing import BlockHasher\n"
-        "made = BlockHasher(4, bytes(range(16)) if sys.argv[1] == 'given' else None)\n"
+        "import sys, numpy as np; from girih.kv.hashing import TokenHasher\n"
+        "made = TokenHasher(4, bytes(range(16)) if sys.argv[1] == 'given' else None)\n"
         "print(made.chain(made.root('s'), np.arange(32, dtype=np.int32)).tolist())"
     )
     runs = [

@@ -1,34 +1,66 @@
-"""Random add, step, abort, preempt and free against a memory that knows which tokens each page must hold."""
+"""Random add, step, guess, abort, preempt and resize, against a memory that knows which tokens each page must hold."""
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from kv_driver import KVDriver, make_config
 
+from girih.kv.specs.chunked_local import ChunkedLocalRetention
+from girih.kv.specs.cross_attention import CrossAttentionRetention
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.kv.specs.sliding_window import SlidingWindowRetention
+from girih.kv.specs.state import StateRetention
 
 MAX_MODEL_LEN = 48
+LOOKAHEAD = 3
 
+trims = st.sampled_from([0, 0, 0, 1])
 retentions = st.one_of(
-    st.just(FullAttentionRetention()), st.builds(SlidingWindowRetention, st.sampled_from([1, 2, 4, 5, 9, 12, 17]))
+    st.builds(FullAttentionRetention, hit_trim_tokens=trims),
+    st.builds(SlidingWindowRetention, st.sampled_from([1, 2, 4, 5, 9, 12, 17]), hit_trim_tokens=trims),
+    st.builds(ChunkedLocalRetention, st.sampled_from([3, 8, 12])),
+    st.just(StateRetention()),
 )
-groups = st.lists(st.tuples(retentions, st.integers(1, 6)), min_size=1, max_size=3)
+# the block size in units
+groups = st.lists(st.tuples(retentions, st.integers(1, 6), st.sampled_from([1, 1, 2, 3])), min_size=1, max_size=4)
 
 
 class ManagerMachine(RuleBasedStateMachine):
     """Requests with equal beginnings in a pool that holds one of them up to a few."""
 
+    check_every = 4  # a check costs more than a step
+
     @initialize(
-        groups=groups, block_size=st.sampled_from([1, 3, 4]), slack=st.integers(0, 12), caching=st.integers(0, 5)
+        groups=groups,
+        unit=st.sampled_from([1, 2, 4]),
+        lookahead=st.sampled_from([0, 0, 0, LOOKAHEAD]),
+        slack=st.integers(0, 12),
+        options=st.sampled_from(["", "", "", "", "no caching", "encoder", "two pools"]),
     )
-    def start(self, groups, block_size, slack, caching):
-        plan = make_config(1, groups, MAX_MODEL_LEN, block_size)
-        lone = sum(-(-kept.peak_blocks(MAX_MODEL_LEN, block_size) // k) for kept, k in groups)
-        plan = make_config(lone + slack, groups, MAX_MODEL_LEN, block_size)
-        self.driver = KVDriver(plan, max_num_seqs=3, enable_prefix_caching=caching > 0)
+    def start(self, groups, unit, lookahead, slack, options):
+        groups = [(kept, k, unit * blocks) for kept, k, blocks in groups]
+        if options == "encoder":
+            groups.append((CrossAttentionRetention(7), 2, unit))
+        parts = [groups[:1], groups[1:]] if options == "two pools" and len(groups) > 1 else [groups]
+        self.least = [
+            sum(-(-kept.peak_blocks(MAX_MODEL_LEN, size, lookahead) // k) for kept, k, size in part) for part in parts
+        ]
+        plans = [
+            make_config(
+                least + slack, part, MAX_MODEL_LEN, num_lookahead_tokens=lookahead, stage_class=number,
+                first_group=number * len(parts[0]),
+            )
+            for number, (part, least) in enumerate(zip(parts, self.least, strict=True))
+        ]  # fmt: skip
+        self.driver = KVDriver(
+            plans, max_num_seqs=3, check=False, enable_prefix_caching=options != "no caching", state_checkpoint_tokens=5
+        )
+        self.lookahead = lookahead
+        self.num_slabs = [plan.num_slabs for plan in plans]
         self.waiting = []
+        self.calls = 0
 
     @rule(
         family=st.integers(0, 1), length=st.integers(1, 40), branch=st.integers(1, 40), salt=st.sampled_from(["", "x"])
@@ -52,6 +84,25 @@ class ManagerMachine(RuleBasedStateMachine):
             if self.driver.rows:
                 self.waiting += self.driver.step(chunk, lambda row: token)
 
+    @precondition(lambda self: self.lookahead and self.driver.rows)
+    @rule(num_drafts=st.integers(1, LOOKAHEAD), right=st.integers(0, LOOKAHEAD))
+    def guess(self, num_drafts, right):
+        manager = self.driver.manager
+        rows = [
+            row
+            for row, tokens in self.driver.rows.items()
+            if len(tokens) < MAX_MODEL_LEN - LOOKAHEAD and manager.num_computed_tokens[row] == len(tokens) - 1
+        ]
+        rows = np.array(rows[: self.driver.reserve(rows, [1] * len(rows))], dtype=np.int64)
+        manager.publish(rows, manager.num_computed_tokens[rows] + 1)
+        self.driver.compute(
+            rows,
+            np.ones(len(rows), dtype=np.int64),
+            sample=lambda row: 1,
+            accepted={row: 1 + min(num_drafts, right) for row in rows.tolist()},
+            drafts={row: [2] * num_drafts for row in rows.tolist()},
+        )
+
     @precondition(lambda self: self.driver.rows)
     @rule(which=st.integers(0, 10))
     def abort(self, which):
@@ -64,23 +115,36 @@ class ManagerMachine(RuleBasedStateMachine):
         self.waiting.append(self.driver.rows[row])
         self.driver.free(row)
 
+    @rule(which=st.integers(0, 1), spare=st.integers(0, 12))
+    def resize(self, which, spare):
+        which %= len(self.least)
+        plan, manager = self.driver.configs[which], self.driver.manager
+        held = manager.stats().referenced_pages[plan.first_group :]
+        needed = sum(-(-pages // group.pages_per_slab) for pages, group in zip(held, plan.groups, strict=False))
+        num_slabs = min(plan.num_slabs, max(needed, self.least[which]) + spare)
+        manager.resize(num_slabs, which)
+        self.num_slabs[which] = num_slabs
+
     @rule()
     def reset(self):
         assert self.driver.manager.reset_prefix_cache() == (not self.driver.rows)
-        self.driver.manager.check()
 
     @invariant()
     def all_pages_are_somewhere(self):
         stats = self.driver.manager.stats()
-        assert stats.num_free_slabs + sum(stats.slabs) == self.driver.config.num_slabs
+        assert stats.num_free_slabs + sum(stats.slabs) == sum(self.num_slabs)
         if not self.driver.rows:
             assert sum(stats.referenced_pages) == 0
+        self.calls += 1
+        if self.calls % self.check_every == 0:
+            self.driver.manager.check()
 
     def teardown(self):
         for row in list(self.driver.rows):
             self.driver.free(row)
+        self.driver.manager.check()
         assert self.driver.manager.reset_prefix_cache()
-        assert self.driver.manager.stats().num_free_slabs == self.driver.config.num_slabs
+        assert self.driver.manager.stats().num_free_slabs == sum(self.num_slabs)
         self.driver.manager.check()
 
 
@@ -88,7 +152,9 @@ quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 class TestManager(ManagerMachine.TestCase):  # case 75
-    settings = settings(max_examples=60, stateful_step_count=30, derandomize=True, **quiet)
+    settings = settings(
+        max_examples=100, stateful_step_count=30, derandomize=True, phases=[Phase.explicit, Phase.generate], **quiet
+    )
 
 
 @pytest.mark.soak
