@@ -27,6 +27,25 @@ def slabs_needed(pages_per_group: Sequence[int], groups: Sequence[KVCacheGroupSp
     return sum(cdiv(pages, group.pages_per_slab) for pages, group in zip(pages_per_group, groups, strict=True))
 
 
+def pages_of_step(
+    groups: Sequence[KVCacheGroupSpec], num_computed_tokens: int, num_new_tokens: int, num_lookahead_tokens: int = 0
+) -> list[int]:
+    """Return the pages of each group that a request holds in a step: exactly, wherever its windows stand."""
+    ranges = (
+        group.retention.live_range(num_computed_tokens, num_new_tokens, group.block_size, num_lookahead_tokens)
+        for group in groups
+    )
+    return [last - first for first, last in ranges]
+
+
+def pages_at(groups: Sequence[KVCacheGroupSpec], num_tokens: int, num_lookahead_tokens: int = 0) -> list[int]:
+    """Return the pages of each group that a request holds in the decode step that computes its token `num_tokens`.
+
+    A window stands a little better or worse over its blocks from step to step; `steady_pages` is the worst of them.
+    """
+    return pages_of_step(groups, num_tokens - 1, 1, num_lookahead_tokens)
+
+
 def peak_pages(groups: Sequence[KVCacheGroupSpec], num_tokens: int, num_lookahead_tokens: int = 0) -> list[int]:
     """Return the most pages of each group that a lone request holds at once on its way to `num_tokens` tokens."""
     return [group.retention.peak_blocks(num_tokens, group.block_size, num_lookahead_tokens) for group in groups]

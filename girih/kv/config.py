@@ -7,6 +7,7 @@ page   |layer a|layer b|layer c|pad|     = page_stride_bytes; page i starts at i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ class KVCacheGroupSpec:
     Args:
         retention: which tokens the group keeps.
         block_size: tokens per block.
-        layers: the layers, in model order.
+        layers: the layers, in model order; a layer that reads another's cache follows that one, at the same offset.
         page_size_bytes: bytes of a page that hold cache (the sum over the layers, with alignment).
         page_stride_bytes: distance between two pages, slab_bytes / pages_per_slab.
         pages_per_slab: whole pages in one slab.
@@ -62,9 +63,19 @@ class KVCacheGroupSpec:
     pages_per_slab: int
 
     @property
+    def key(self) -> tuple[Retention, int]:
+        """Return what the group has on every worker: which tokens it keeps, and in what blocks."""
+        return self.retention, self.block_size
+
+    @property
     def layer_names(self) -> tuple[str, ...]:
         """Return the names of the group's layers, in model order."""
         return tuple(layer.name for layer in self.layers)
+
+    @property
+    def caches(self) -> tuple[KVCacheLayer, ...]:
+        """Return the layers that have a cache of their own: the parts of a page, by offset."""
+        return tuple(layer for layer in self.layers if layer.spec.cache_owner is None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -151,10 +162,38 @@ class KVCacheConfig:
             f"requests up to {self.max_model_len} tokens"
         ]
         for index, group in enumerate(self.groups):
-            num_layers = len(group.layers)
+            count = len(group.caches)
+            layers = f"{count} layer{'s' if count != 1 else ''}"
+            if len(group.layers) > count:
+                layers += f" and {len(group.layers) - count} that read their caches"
             lines.append(
-                f"group {index}: {group.retention.describe()}, {num_layers} layer{'s' if num_layers > 1 else ''}, "
+                f"group {self.first_group + index}: {group.retention.describe()}, {layers}, "
                 f"blocks of {group.block_size} tokens, pages of {format_bytes(group.page_size_bytes)}, "
                 f"{group.pages_per_slab} per slab, {self.num_blocks(index)} in all"
             )
         return "\n".join(lines)
+
+
+def one_per_class(configs: Sequence[KVCacheConfig]) -> tuple[KVCacheConfig, ...]:
+    """Return a plan for each stage class, by its number: the first worker's.
+
+    Args:
+        configs: one plan per worker. Within a class all but layers and bytes is equal.
+
+    Raises:
+        PlanError: two plans of a class that cannot be used alike; names the class.
+    """
+    first: dict[int, KVCacheConfig] = {}
+    for config in configs:
+        other = first.setdefault(config.stage_class, config)
+        if config is not other and _shape(config) != _shape(other):
+            raise PlanError(
+                f"plans of stage class {config.stage_class} have other groups, slabs or lengths; make all plans with "
+                f"one call of get_kv_cache_configs"
+            )
+    return tuple(first[number] for number in sorted(first))
+
+
+def _shape(config: KVCacheConfig) -> tuple[Any, ...]:
+    groups = tuple((group.key, group.pages_per_slab) for group in config.groups)
+    return config.num_slabs, groups, config.max_model_len, config.num_lookahead_tokens, config.first_group

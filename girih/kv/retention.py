@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 if TYPE_CHECKING:
     import numpy as np
 
+NO_LIMIT = 1 << 62  # tokens; no window reaches it
+
 # an int, or an int array with one element per row
 Count = TypeVar("Count", int, "np.ndarray")
 
@@ -47,11 +49,11 @@ class Retention(ABC):
 
     @abstractmethod
     def blocks_held(self, num_tokens: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
-        """Count the live blocks of a sequence of `num_tokens` tokens in steady decode."""
+        """Count the most live blocks at any decode step of a sequence on its way to `num_tokens` tokens, 0 or more."""
 
     @abstractmethod
     def peak_blocks(self, num_tokens: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
-        """Count the most blocks a lone sequence holds at any step on its way to `num_tokens` tokens.
+        """Count the most blocks a lone sequence holds at any step on its way to `num_tokens` tokens, 0 or more.
 
         Steps compute at most up to the next block boundary, which is what the scheduler shrinks to
         before it gives up.

@@ -2,9 +2,8 @@
 
 Every file defines
     SPEC        the `KVCacheSpec` class, with `kind` equal to the file's name;
-    RETENTION   the `Retention` class, with the same `kind`;
+    RETENTION   the `Retention` class, with the same `kind`; left out where the kind keeps tokens as another kind does;
     EXAMPLES    a tuple of specs that the conformance tests run through every rule.
-`shared` alone has no retention: a layer that reads another's cache keeps nothing.
 Nothing is registered: a new file is a new kind.
 """
 
@@ -58,7 +57,9 @@ def _from_json(data: dict[str, Any], attribute: str, what: str) -> Any:
     kind = values.pop("kind", None)
     if not isinstance(kind, str):
         raise PlanError(f'a {what} in JSON needs "kind", got only {", ".join(data) or "nothing"}')
-    make = getattr(plugins.load("girih.kv.specs", kind, what=what), attribute)
+    make = getattr(plugins.load("girih.kv.specs", kind, what=what), attribute, None)
+    if make is None:
+        raise PlanError(f"there is no {what} {kind!r}: layers of that kind keep tokens as layers of another kind do")
     known = {field.name for field in fields(make)}
     if unknown := sorted(values.keys() - known):
         raise PlanError(

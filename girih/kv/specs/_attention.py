@@ -1,16 +1,12 @@
-"""What every cache of keys and values per token and head has in common: one page's layout, and its retention's base."""
+"""What every cache of keys and values per token and head has in common: its tensors, and its retention's base."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from girih.errors import PlanError
 from girih.kv.retention import Retention
-from girih.kv.spec import KVCacheSpec, TensorView, heads_per_rank
-from girih.units import dtype_bytes, round_up
-
-# the widest load that attention kernels use; keys, values, scales and pages start on a multiple of it
-ALIGNMENT_BYTES = 16
+from girih.kv.spec import KVCacheSpec, PageTensor, check_sizes, heads_per_rank
+from girih.units import dtype_bytes
 
 QUANTISED_DTYPE = "int8"
 SCALE_DTYPE = "float32"
@@ -25,6 +21,10 @@ class AttentionRetention(Retention):
     """
 
     hit_trim_tokens: int = 0
+
+    def _with_trim(self, text: str) -> str:
+        """Tell layers apart in reports that keep the same tokens but not under the same prefixes."""
+        return f"{text}, {self.hit_trim_tokens} token ahead" if self.hit_trim_tokens else text
 
 
 @dataclass(frozen=True)
@@ -50,57 +50,21 @@ class AttentionSpec(KVCacheSpec):
 
     def __post_init__(self) -> None:
         """Refuse sizes below one and unknown dtypes, naming the field."""
-        for name in ("num_kv_heads", "head_size", "v_head_size", "block_size_multiple"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PlanError(f"{self.kind}: {name}={value} must be at least 1")
-        if self.hit_trim_tokens < 0:
-            raise PlanError(f"{self.kind}: hit_trim_tokens={self.hit_trim_tokens} must be at least 0")
+        names = ("num_kv_heads", "head_size", "v_head_size", "block_size_multiple")
+        check_sizes(self.kind, ((name, getattr(self, name)) for name in names))
+        check_sizes(self.kind, [("hit_trim_tokens", self.hit_trim_tokens)], at_least=0)
         dtype_bytes(self.dtype)
 
-    def page_size_bytes(self, block_size: int) -> int:
-        """Return the bytes of the tensors of `block_size` tokens, each rounded up to the alignment."""
-        return lay_out(self._tensors(block_size))[1]
-
-    @property
-    def page_alignment_bytes(self) -> int:
-        """Return the widest load of the attention kernels, 16 bytes."""
-        return ALIGNMENT_BYTES
-
-    def view(self, block_size: int) -> tuple[TensorView, ...]:
+    def tensors(self, block_size: int) -> tuple[PageTensor, ...]:
         """Return "key" and "value", and for int8 "key_scale" and "value_scale", (block_size, num_kv_heads)."""
-        return lay_out(self._tensors(block_size))[0]
+        heads = (block_size, self.num_kv_heads)
+        key = PageTensor("key", (*heads, self.head_size), self.dtype)
+        value = PageTensor("value", (*heads, self.v_head_size or self.head_size), self.dtype)
+        if self.dtype != QUANTISED_DTYPE:
+            return key, value
+        return key, value, PageTensor("key_scale", heads, SCALE_DTYPE), PageTensor("value_scale", heads, SCALE_DTYPE)
 
     def shard(self, tensor_parallel_size: int) -> AttentionSpec:
         """Return the same with each rank's share of the heads."""
         heads = heads_per_rank(self.num_kv_heads, tensor_parallel_size, "key/value heads")
         return replace(self, num_kv_heads=heads)
-
-    def _tensors(self, block_size: int) -> list[tuple[str, tuple[int, ...], str]]:
-        heads = (block_size, self.num_kv_heads)
-        tensors: list[tuple[str, tuple[int, ...], str]] = [
-            ("key", (*heads, self.head_size), self.dtype),
-            ("value", (*heads, self.v_head_size or self.head_size), self.dtype),
-        ]
-        if self.dtype == QUANTISED_DTYPE:
-            tensors += [("key_scale", heads, SCALE_DTYPE), ("value_scale", heads, SCALE_DTYPE)]
-        return tensors
-
-
-def lay_out(tensors: list[tuple[str, tuple[int, ...], str]]) -> tuple[tuple[TensorView, ...], int]:
-    """Put dense tensors one behind the other, each on the alignment.
-
-    Args:
-        tensors: (name, shape, dtype name) each.
-
-    Returns:
-        (their views, bytes of all together).
-    """
-    views, end = [], 0
-    for name, shape, dtype in tensors:
-        views.append(TensorView(name, end, shape, dtype))
-        num_bytes = dtype_bytes(dtype)
-        for size in shape:
-            num_bytes *= size
-        end = round_up(end + num_bytes, ALIGNMENT_BYTES)
-    return tuple(views), end

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from girih.errors import PlanError
 from girih.kv.retention import Count, Retention
+from girih.kv.spec import check_sizes
 from girih.kv.specs._attention import AttentionRetention, AttentionSpec
 from girih.kv.specs.full_attention import FullAttentionRetention
-from girih.units import cdiv
+from girih.units import cdiv, round_up
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ class ChunkedLocalRetention(AttentionRetention):
     def peak_blocks(self, num_tokens: int, block_size: int, num_lookahead_tokens: int = 0) -> int:
         """Return the most blocks of a step that starts at the end of a chunk and goes on to the next block boundary."""
         return max(
-            cdiv(min((last // block_size + 1) * block_size, num_tokens) + num_lookahead_tokens, block_size)
+            cdiv(min(round_up(last + 1, block_size), num_tokens) + num_lookahead_tokens, block_size)
             - start // block_size
             for start, last in self._chunks(num_tokens, block_size)
         )
 
     def describe(self) -> str:
         """Return e.g. "chunked local 8192"."""
-        return f"chunked local {self.chunk}"
+        return self._with_trim(f"chunked local {self.chunk}")
 
     def _chunks(self, num_tokens: int, block_size: int) -> list[tuple[int, int]]:
         # (first, last token) of the chunks below num_tokens; how they lie to the blocks repeats after `period` chunks
         period = block_size // math.gcd(block_size, self.chunk)
-        num_chunks = cdiv(num_tokens, self.chunk)
+        num_chunks = max(1, cdiv(num_tokens, self.chunk))
         numbers = {*range(min(period, num_chunks)), *range(max(0, num_chunks - 2), num_chunks)}
         return [(n * self.chunk, min((n + 1) * self.chunk, num_tokens) - 1) for n in sorted(numbers)]
 
@@ -74,8 +74,7 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
     def __post_init__(self) -> None:
         """Refuse sizes below one, a chunk below one, and unknown dtypes."""
         super().__post_init__()
-        if self.attention_chunk_size < 1:
-            raise PlanError(f"{self.kind}: attention_chunk_size={self.attention_chunk_size} must be at least 1")
+        check_sizes(self.kind, [("attention_chunk_size", self.attention_chunk_size)])
 
     def retention_key(self, limit: int) -> Retention:
         """Return the chunk, or full attention when no sequence reaches a second chunk."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from girih.errors import PlanError
 from girih.kv.retention import Count, Retention
+from girih.kv.spec import check_sizes
 from girih.kv.specs._attention import AttentionSpec
 from girih.units import cdiv
 
@@ -66,8 +66,7 @@ class CrossAttentionSpec(AttentionSpec):
     def __post_init__(self) -> None:
         """Refuse sizes below one and unknown dtypes."""
         super().__post_init__()
-        if self.num_encoder_tokens < 1:
-            raise PlanError(f"{self.kind}: num_encoder_tokens={self.num_encoder_tokens} must be at least 1")
+        check_sizes(self.kind, [("num_encoder_tokens", self.num_encoder_tokens)])
 
     def retention_key(self, limit: int) -> Retention:
         """Return all positions of the encoder, whatever the limit."""

@@ -37,7 +37,7 @@ class FullAttentionRetention(AttentionRetention):
 
     def describe(self) -> str:
         """Return "full attention"."""
-        return "full attention"
+        return self._with_trim("full attention")
 
 
 @dataclass(frozen=True)

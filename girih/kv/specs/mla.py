@@ -9,10 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from girih.errors import PlanError
 from girih.kv.retention import Retention
-from girih.kv.spec import KVCacheSpec, TensorView
-from girih.kv.specs._attention import ALIGNMENT_BYTES, QUANTISED_DTYPE, SCALE_DTYPE, lay_out
+from girih.kv.spec import KVCacheSpec, PageTensor, check_sizes
+from girih.kv.specs._attention import QUANTISED_DTYPE, SCALE_DTYPE
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.kv.specs.sliding_window import window_retention
 from girih.units import dtype_bytes
@@ -40,20 +39,17 @@ class MLAAttentionSpec(KVCacheSpec):
 
     def __post_init__(self) -> None:
         """Refuse sizes below one and unknown dtypes, naming the field."""
-        for name in ("latent_size", "sliding_window", "block_size_multiple"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PlanError(f"{self.kind}: {name}={value} must be at least 1")
+        names = ("latent_size", "sliding_window", "block_size_multiple")
+        check_sizes(self.kind, ((name, getattr(self, name)) for name in names))
+        check_sizes(self.kind, [("hit_trim_tokens", self.hit_trim_tokens)], at_least=0)
         dtype_bytes(self.dtype)
 
-    def page_size_bytes(self, block_size: int) -> int:
-        """Return the bytes of the vectors of `block_size` tokens, and of their scales."""
-        return lay_out(self._tensors(block_size))[1]
-
-    @property
-    def page_alignment_bytes(self) -> int:
-        """Return the widest load of the attention kernels, 16 bytes."""
-        return ALIGNMENT_BYTES
+    def tensors(self, block_size: int) -> tuple[PageTensor, ...]:
+        """Return "latent", (block_size, latent_size), and for int8 "latent_scale", (block_size,)."""
+        latent = PageTensor("latent", (block_size, self.latent_size), self.dtype)
+        if self.dtype != QUANTISED_DTYPE:
+            return (latent,)
+        return latent, PageTensor("latent_scale", (block_size,), SCALE_DTYPE)
 
     def retention_key(self, limit: int) -> Retention:
         """Return full attention, or the window."""
@@ -61,19 +57,9 @@ class MLAAttentionSpec(KVCacheSpec):
             return FullAttentionRetention(hit_trim_tokens=self.hit_trim_tokens)
         return window_retention(self.sliding_window, limit, self.hit_trim_tokens)
 
-    def view(self, block_size: int) -> tuple[TensorView, ...]:
-        """Return "latent", (block_size, latent_size), and for int8 "latent_scale", (block_size,)."""
-        return lay_out(self._tensors(block_size))[0]
-
     def shard(self, tensor_parallel_size: int) -> MLAAttentionSpec:
         """Return the same: all heads read the one vector, so that every rank holds it."""
         return self
-
-    def _tensors(self, block_size: int) -> list[tuple[str, tuple[int, ...], str]]:
-        tensors: list[tuple[str, tuple[int, ...], str]] = [("latent", (block_size, self.latent_size), self.dtype)]
-        if self.dtype == QUANTISED_DTYPE:
-            tensors.append(("latent_scale", (block_size,), SCALE_DTYPE))
-        return tensors
 
 
 SPEC = MLAAttentionSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from girih.errors import PlanError
 from girih.kv.retention import Count, Retention
+from girih.kv.spec import check_sizes
 from girih.kv.specs._attention import AttentionRetention, AttentionSpec
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.units import cdiv
@@ -58,7 +58,7 @@ class SlidingWindowRetention(AttentionRetention):
 
     def describe(self) -> str:
         """Return e.g. "sliding window 512"."""
-        return f"sliding window {self.window}"
+        return self._with_trim(f"sliding window {self.window}")
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ class SlidingWindowSpec(AttentionSpec):
     def __post_init__(self) -> None:
         """Refuse sizes below one, a window below one, and unknown dtypes."""
         super().__post_init__()
-        if self.sliding_window < 1:
-            raise PlanError(f"{self.kind}: sliding_window={self.sliding_window} must be at least 1")
+        check_sizes(self.kind, [("sliding_window", self.sliding_window)])
 
     def retention_key(self, limit: int) -> Retention:
         """Return the window, or full attention when no sequence can outgrow it."""

@@ -7,12 +7,11 @@ checkpoint, can be published for other sequences to start from.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from girih.errors import PlanError
 from girih.kv.retention import Count, Retention
-from girih.kv.spec import KVCacheSpec, TensorView, heads_per_rank
-from girih.kv.specs._attention import ALIGNMENT_BYTES, lay_out
+from girih.kv.spec import KVCacheSpec, PageTensor, heads_per_rank
 from girih.units import dtype_bytes
 
 Segments = tuple[tuple[int, int], ...]
@@ -61,8 +60,9 @@ class StateRetention(Retention):
 class StateSpec(KVCacheSpec):
     """The state of one recurrent layer: several tensors, each with its own dtype.
 
-    Example, Mamba 2 with 48 heads of 64, one group and 128 states, a convolution over 4 tokens:
-    `StateSpec(((3328, 3), (48, 64, 128)), ("bfloat16", "float32"), ((((3072, 48), (256, 1)), ((48, 48),))))`.
+    Example, Mamba 2 with 48 heads of 64, one group and 128 states, a convolution over 4 tokens (`segments`: the
+    convolution's channels are 3072 of the heads and 2 * 128 of the one group, B and C):
+    `StateSpec(((3328, 3), (48, 64, 128)), ("bfloat16", "float32"), (((3072, 48), (256, 1)), ((48, 48),)))`.
 
     Args:
         shapes: of each tensor.
@@ -79,37 +79,32 @@ class StateSpec(KVCacheSpec):
 
     def __post_init__(self) -> None:
         """Refuse sizes below one, unknown dtypes, and lists that do not match, naming the field."""
-        for name in ("shapes", "segments"):  # JSON has lists
+        for name in ("shapes", "dtypes", "segments"):  # JSON has lists
             object.__setattr__(self, name, _tuples(getattr(self, name)))
-        object.__setattr__(self, "dtypes", tuple(self.dtypes))
         if not self.shapes or len(self.shapes) != len(self.dtypes):
             raise PlanError(f"{self.kind}: {len(self.shapes)} shapes and {len(self.dtypes)} dtypes; give one of each")
         if any(not shape or min(shape) < 1 for shape in self.shapes):
             raise PlanError(f"{self.kind}: shapes={self.shapes} must have sizes of at least 1")
         if not self.segments:
             object.__setattr__(self, "segments", tuple(((shape[0], shape[0]),) for shape in self.shapes))
+        if len(self.segments) != len(self.shapes):
+            raise PlanError(f"{self.kind}: segments of {len(self.segments)} tensors and {len(self.shapes)} shapes")
         for shape, parts in zip(self.shapes, self.segments, strict=True):
-            if sum(size for size, _ in parts) != shape[0] or any(size % heads for size, heads in parts):
+            if sum(size for size, _ in parts) != shape[0] or any(heads < 1 or size % heads for size, heads in parts):
                 raise PlanError(f"{self.kind}: segments {parts} do not make up the first axis of {shape}")
         for dtype in self.dtypes:
             dtype_bytes(dtype)
 
-    def page_size_bytes(self, block_size: int) -> int:
-        """Return the bytes of one state, whatever the block size."""
-        return lay_out(self._tensors())[1]
-
-    @property
-    def page_alignment_bytes(self) -> int:
-        """Return 16 bytes."""
-        return ALIGNMENT_BYTES
+    def tensors(self, block_size: int) -> tuple[PageTensor, ...]:
+        """Return "state_0", "state_1", ... with their own shapes, whatever the block size."""
+        return tuple(
+            PageTensor(f"state_{index}", shape, dtype)
+            for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
+        )
 
     def retention_key(self, limit: int) -> Retention:
         """Return `StateRetention`, whatever the limit."""
         return StateRetention()
-
-    def view(self, block_size: int) -> tuple[TensorView, ...]:
-        """Return "state_0", "state_1", ... with their own shapes."""
-        return lay_out(self._tensors())[0]
 
     def shard(self, tensor_parallel_size: int) -> StateSpec:
         """Return the same with each rank's share of the heads on the first axis of each tensor."""
@@ -119,12 +114,6 @@ class StateSpec(KVCacheSpec):
         )
         return replace(self, shapes=shapes, segments=mine)
 
-    def _tensors(self) -> list[tuple[str, tuple[int, ...], str]]:
-        return [
-            (f"state_{index}", shape, dtype)
-            for index, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True))
-        ]
-
 
 def _share(part: tuple[int, int], tensor_parallel_size: int) -> tuple[int, int]:
     size, heads = part
@@ -132,7 +121,7 @@ def _share(part: tuple[int, int], tensor_parallel_size: int) -> tuple[int, int]:
     return size // heads * mine, mine
 
 
-def _tuples(value: object) -> object:
+def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, (list, tuple)) else value
 
 

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from planner_models import mixed
 
-from girih.kv import get_kv_cache_configs
+from girih.kv import StateSpec, get_kv_cache_configs
 from girih.kv.capacity import (
     capacity_tokens,
     largest,
     max_context_tokens,
     max_request_tokens,
     num_concurrent_requests,
+    pages_at,
     peak_pages,
     request_fits,
     slabs_needed,
@@ -24,8 +25,9 @@ from girih.kv.report import plan_report
 from girih.units import GIB, MIB
 
 
-def plan(memory, num_full=3, num_sliding=15, **options):
-    return get_kv_cache_configs([mixed(num_full, num_sliding)], [memory], **{"max_model_len": 4096, **options})[0]
+def plan(memory, num_full=3, num_sliding=15, window=512, **options):
+    layers = mixed(num_full, num_sliding, window)
+    return get_kv_cache_configs([layers], [memory], **{"max_model_len": 4096, **options})[0]
 
 
 def test_slabs_are_rounded_up_per_group():
@@ -39,6 +41,25 @@ def test_a_sliding_group_is_billed_for_its_window_and_a_block():
     groups = plan(GIB).groups
     assert peak_pages(groups, 4096) == steady_pages(groups, 4096) == [33, 256]
     assert peak_pages(groups, 100) == [7, 7]
+
+
+def test_pages_at_a_length_are_exactly_those_of_the_step_that_computes_it():
+    groups = plan(GIB, window=1024).groups
+    sliding, full = zip(*(pages_at(groups, n) for n in range(2048, 2064)), strict=True)
+    assert set(full) == {128, 129}
+    assert sliding == (64,) + (65,) * 15  # token 2048 reads 1024 .. 2047: 64 whole blocks; the next ones a part more
+    assert pages_at(groups, 1) == [1, 1]
+    assert pages_at(groups, 2048, num_lookahead_tokens=1) == [65, 129]
+    for n in range(1, 3000, 7):
+        assert all(at <= most for at, most in zip(pages_at(groups, n), steady_pages(groups, n), strict=True))
+
+
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_a_request_holds_a_state_and_one_more_for_each_draft_token(lookahead):
+    layers = {f"layers.{i}": StateSpec(((4, 1024),), ("float32",)) for i in range(4)}  # 64 KiB a request
+    (config,) = get_kv_cache_configs([layers], [MIB], max_model_len=10**6, num_lookahead_tokens=lookahead)
+    assert config.num_slabs == 15
+    assert num_concurrent_requests(config, 10**6) == 15 // (1 + lookahead)
 
 
 def test_largest_finds_every_threshold():
