@@ -1,11 +1,20 @@
 """What the engine core must know of a model before any weight is read: one file per Hugging Face `model_type`.
 
-Every file, e.g. `llama.py`, defines, from config.json as a dict and without torch,
-    parse_config(config)                                   the hyper-parameters, a frozen dataclass
-    weight_shapes(config)                                  Hugging Face tensor name -> shape
-    kv_cache_specs(config, kv_dtype, block_size_multiple)  layer name -> KVCacheSpec
-    max_model_len(config)                                  the model's own length limit in tokens
-The torch model in `girih/models/<model_type>.py` builds its layers from the same functions.
+Every file, e.g. `mistral.py`, defines, from config.json as a dict and without torch,
+    weight_shapes(config)                        tensor name -> shape, as transformers' model has them: experts of a
+                                                 layer in one tensor, a tied output layer not listed
+    kv_cache_specs(config, dtypes, block_size_multiple=16)
+                                                 layer name -> KVCacheSpec, in model order; the name is the module's,
+                                                 "model.layers.3.self_attn", without what a multimodal model puts
+                                                 around it; dtypes is a `CacheDtypes`
+    max_model_len(config)                        the model's own length limit in tokens
+so that `girih plan` can answer. `parse_config(config)`, the hyper-parameters as a frozen dataclass, is there only where
+`girih/models/<model_type>.py` can run the model; that file builds its layers from the same functions. It refuses what
+the model cannot run, the other three do not.
+
+A file reads config.json through `Fields(config, DEFAULTS)`, where DEFAULTS are those of transformers' configuration
+class. A multimodal model has a file that hands its "text_config" to the family of the text model. What a checkpoint may
+hold beyond `weight_shapes` is named in UNCOUNTED, e.g. "the image tower".
 """
 
 from __future__ import annotations
@@ -16,8 +25,12 @@ from types import ModuleType
 from typing import Any
 
 from girih import plugins
+from girih.arch._common import as_dict
+from girih.arch._dtypes import CacheDtypes
 from girih.errors import ConfigError
 from girih.units import dtype_bytes
+
+__all__ = ["CacheDtypes", "load", "num_parameters", "parse_config", "resolve_dtype", "stored_dtype"]
 
 
 def load(config: Mapping[str, Any]) -> ModuleType:
@@ -35,23 +48,56 @@ def load(config: Mapping[str, Any]) -> ModuleType:
     return plugins.load("girih.arch", model_type, what="model architecture (model_type)")
 
 
+def parse_config(config: Mapping[str, Any]) -> Any:
+    """Return the hyper-parameters of a model that is to run, as its architecture file's frozen dataclass.
+
+    Raises:
+        ConfigError: an unknown architecture, one that can only be planned, or a field that the model cannot run with.
+    """
+    facts = load(config)
+    if not hasattr(facts, "parse_config"):
+        raise ConfigError(
+            f"a model of type {config['model_type']!r} can be planned (girih plan), but not run by this version; "
+            f"it runs {', '.join(plugins.available('girih.models'))}"
+        )
+    return facts.parse_config(config)
+
+
+def stored_dtype(config: Mapping[str, Any]) -> str | None:
+    """Return the dtype in which the checkpoint is stored, None if config.json does not say.
+
+    Args:
+        config: config.json; read are "dtype" and "torch_dtype", its older name, also those of "text_config".
+
+    Raises:
+        ConfigError: it names a dtype that does not exist.
+    """
+    for fields in (config, as_dict(config, "text_config")):
+        stored = fields.get("dtype") or fields.get("torch_dtype")
+        if stored:
+            name = str(stored).removeprefix("torch.")
+            dtype_bytes(name)
+            return name
+    return None
+
+
 def resolve_dtype(dtype: str, config: Mapping[str, Any]) -> str:
     """Turn the option "auto" into the dtype that weights and KV cache get.
 
     Args:
         dtype: "auto" or a dtype name, which is returned as it is.
-        config: config.json; "dtype" (or "torch_dtype", its older name) says how the checkpoint is stored.
+        config: config.json.
 
     Returns:
-        "bfloat16" for a bfloat16 checkpoint, else "float32": models run in these two, and float16 fits only in float32.
+        "bfloat16" for a bfloat16 checkpoint, and for a quantised one that does not say; else "float32": models run in
+        these two, and float16 fits only in float32.
 
     Raises:
         ConfigError: config.json names a dtype that does not exist.
     """
     if dtype != "auto":
         return dtype
-    stored = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-    dtype_bytes(stored)
+    stored = stored_dtype(config) or ("bfloat16" if config.get("quantization_config") else "float32")
     return "bfloat16" if stored == "bfloat16" else "float32"
 
 

@@ -36,17 +36,17 @@ class RopeParameters:
     original_max_position_embeddings: int | None = None
 
 
-def read_int(config: Mapping[str, Any], name: str, default: int, at_most: int = MAX_INT) -> int:
-    """Return a positive whole number of config.json; a missing or null field is the default.
+def read_int(config: Mapping[str, Any], name: str, default: int, at_most: int = MAX_INT, at_least: int = 1) -> int:
+    """Return a whole number of config.json; a missing or null field is the default.
 
     Raises:
-        ConfigError: not a whole number from 1 to `at_most`; the message names the field.
+        ConfigError: not a whole number from `at_least` to `at_most`; the message names the field.
     """
     value = config.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
-        raise ConfigError(f"config.json: {name}={value!r} must be a whole number from 1 to {at_most}")
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= at_most:
+        raise ConfigError(f"config.json: {name}={value!r} must be a whole number from {at_least} to {at_most}")
     return value
 
 

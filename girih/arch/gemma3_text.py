@@ -6,25 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from girih.arch import _shapes
-from girih.arch._common import (
-    MAX_LAYERS,
-    RopeParameters,
-    as_dict,
-    check_heads,
-    read_bool,
-    read_choice,
-    read_float,
-    read_int,
-    refuse_features,
-    rope_parameters,
-)
+from girih.arch import CacheDtypes, _shapes
+from girih.arch._attention import FULL, SLIDING, alternating_specs, layer_kinds, read_heads
+from girih.arch._common import RopeParameters, as_dict, check_heads, refuse_features, rope_parameters
+from girih.arch._fields import Fields
 from girih.errors import ConfigError
 from girih.kv.spec import KVCacheSpec
-from girih.kv.specs.full_attention import FullAttentionSpec
-from girih.kv.specs.sliding_window import SlidingWindowSpec
-
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True)
@@ -70,6 +57,15 @@ class Gemma3TextConfig:
     rope_sliding: RopeParameters
 
 
+DEFAULTS = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "tie_word_embeddings": True, "attention_bias": False,
+    "query_pre_attn_scalar": 256, "sliding_window": 4096, "sliding_window_pattern": 6, "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}  # fmt: skip
+
+
 def parse_config(config: Mapping[str, Any]) -> Gemma3TextConfig:
     """Read config.json.
 
@@ -80,29 +76,26 @@ def parse_config(config: Mapping[str, Any]) -> Gemma3TextConfig:
         config,
         ("quantization_config", "use_bidirectional_attention", "final_logit_softcapping", "attn_logit_softcapping"),
     )
-    num_heads = read_int(config, "num_attention_heads", 8)
-    num_kv_heads = read_int(config, "num_key_value_heads", 4)
-    head_dim = read_int(config, "head_dim", 256)
-    num_layers = read_int(config, "num_hidden_layers", 26, MAX_LAYERS)
-    max_positions = read_int(config, "max_position_embeddings", 131_072)
+    c = Fields(config, DEFAULTS)
+    num_heads, num_kv_heads, head_dim = read_heads(c)
     check_heads(num_heads, num_kv_heads, head_dim)
-    rope_full, rope_sliding = _ropes(config, max_positions)
+    rope_full, rope_sliding = _ropes(config, max_model_len(config))
     return Gemma3TextConfig(
-        vocab_size=read_int(config, "vocab_size", 262_208),
-        hidden_size=read_int(config, "hidden_size", 2304),
-        intermediate_size=read_int(config, "intermediate_size", 9216),
-        num_hidden_layers=num_layers,
+        vocab_size=c.whole("vocab_size"),
+        hidden_size=c.whole("hidden_size"),
+        intermediate_size=c.whole("intermediate_size"),
+        num_hidden_layers=c.num_layers(),
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         head_dim=head_dim,
-        hidden_activation=read_choice(config, "hidden_activation", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",)),
-        max_position_embeddings=max_positions,
-        rms_norm_eps=read_float(config, "rms_norm_eps", 1e-6),
-        tie_word_embeddings=read_bool(config, "tie_word_embeddings", True),
-        attention_bias=read_bool(config, "attention_bias", False),
-        query_pre_attn_scalar=read_float(config, "query_pre_attn_scalar", 256),
-        sliding_window=_sliding_window(config),
-        layer_types=_layer_types(config, num_layers),
+        hidden_activation=c.choice("hidden_activation", ("gelu_pytorch_tanh",)),
+        max_position_embeddings=max_model_len(config),
+        rms_norm_eps=c.number("rms_norm_eps"),
+        tie_word_embeddings=c.flag("tie_word_embeddings"),
+        attention_bias=c.flag("attention_bias"),
+        query_pre_attn_scalar=c.number("query_pre_attn_scalar"),
+        sliding_window=c.whole("sliding_window"),
+        layer_types=layer_kinds(c, c.whole("sliding_window_pattern")),
         rope_full=rope_full,
         rope_sliding=rope_sliding,
     )
@@ -110,69 +103,37 @@ def parse_config(config: Mapping[str, Any]) -> Gemma3TextConfig:
 
 def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the checkpoint by its Hugging Face name; a tied lm_head is not listed."""
-    c = parse_config(config)
-    shapes = dict(_shapes.embeddings(c.vocab_size, c.hidden_size, tied=c.tie_word_embeddings))
-    for i in range(c.num_hidden_layers):
-        layer = f"model.layers.{i}"
-        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            shapes[f"{layer}.{norm}_layernorm.weight"] = (c.hidden_size,)
-        for name in ("q_norm", "k_norm"):
-            shapes[f"{layer}.self_attn.{name}.weight"] = (c.head_dim,)
-        shapes.update(
-            _shapes.attention(
-                layer,
-                hidden_size=c.hidden_size,
-                num_heads=c.num_attention_heads,
-                num_kv_heads=c.num_key_value_heads,
-                head_dim=c.head_dim,
-                bias=c.attention_bias,
-            )
-        )
-        mlp = _shapes.gated_mlp(layer, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size, bias=False)
-        shapes.update(mlp)
-    return shapes
+    c = Fields(config, DEFAULTS)
+    hidden_size, intermediate_size = c.whole("hidden_size"), c.whole("intermediate_size")
+    heads, bias = read_heads(c), c.flag("attention_bias")
+
+    def _layer(layer: str, _index: int) -> _shapes.Shapes:
+        yield from _shapes.norms(layer, _shapes.SANDWICH_NORMS, hidden_size)
+        yield from _shapes.norms(f"{layer}.self_attn", _shapes.QK_NORMS, heads.head_dim)
+        yield from _shapes.attention(layer, hidden_size, heads, bias=bias)
+        yield from _shapes.gated_mlp(f"{layer}.mlp", hidden_size, intermediate_size)
+
+    return _shapes.decoder(c, _layer)
 
 
-def kv_cache_specs(config: Mapping[str, Any], kv_dtype: str, block_size_multiple: int = 16) -> dict[str, KVCacheSpec]:
+def kv_cache_specs(
+    config: Mapping[str, Any], dtypes: CacheDtypes, block_size_multiple: int = 16
+) -> dict[str, KVCacheSpec]:
     """Return what each layer's cache needs, by layer name, in model order.
 
     Args:
         config: config.json.
-        kv_dtype: dtype name of keys and values.
+        dtypes: of keys and values.
         block_size_multiple: tokens per block must be a multiple of this, says the attention backend.
     """
-    c = parse_config(config)
-    heads, size = c.num_key_value_heads, c.head_dim
-    by_type: dict[str, KVCacheSpec] = {
-        FULL: FullAttentionSpec(heads, size, kv_dtype, block_size_multiple=block_size_multiple),
-        SLIDING: SlidingWindowSpec(heads, size, kv_dtype, c.sliding_window, block_size_multiple=block_size_multiple),
-    }
-    return {f"model.layers.{i}.self_attn": by_type[kind] for i, kind in enumerate(c.layer_types)}
+    refuse_features(config, ("use_bidirectional_attention",))  # an encoder: it keeps no cache
+    c = Fields(config, DEFAULTS)
+    return alternating_specs(c, c.whole("sliding_window_pattern"), dtypes, block_size_multiple)
 
 
 def max_model_len(config: Mapping[str, Any]) -> int:
     """Return the model's own length limit in tokens."""
-    return parse_config(config).max_position_embeddings
-
-
-def _sliding_window(config: Mapping[str, Any]) -> int:
-    """Return the window; null is refused, since sliding layers without one are another model."""
-    if "sliding_window" in config and config["sliding_window"] is None:
-        raise ConfigError("config.json: sliding_window is null; give the window of the sliding layers in tokens")
-    return read_int(config, "sliding_window", 4096)
-
-
-def _layer_types(config: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
-    """Return the kind of each layer; where config.json has no list, every sixth is full (or as its pattern says)."""
-    types = config.get("layer_types")
-    if types is None:
-        pattern = read_int(config, "sliding_window_pattern", 6)
-        return tuple(SLIDING if (i + 1) % pattern else FULL for i in range(num_layers))
-    if not isinstance(types, (list, tuple)) or len(types) != num_layers:
-        raise ConfigError(f"config.json: layer_types must list one type for each of the {num_layers} layers")
-    if unknown := sorted({str(name) for name in types} - {FULL, SLIDING}):
-        raise ConfigError(f"config.json: layer_types has {', '.join(unknown)}; supported: {FULL}, {SLIDING}")
-    return tuple(types)
+    return Fields(config, DEFAULTS).whole("max_position_embeddings")
 
 
 def _ropes(config: Mapping[str, Any], max_position_embeddings: int) -> tuple[RopeParameters, RopeParameters]:
@@ -181,9 +142,8 @@ def _ropes(config: Mapping[str, Any], max_position_embeddings: int) -> tuple[Rop
     if unknown := sorted(both.keys() - {FULL, SLIDING}):
         raise ConfigError(f"config.json: rope_parameters has {', '.join(unknown)}; it takes {FULL} and {SLIDING}")
     full = as_dict(both, FULL) | as_dict(config, "rope_scaling")
-    full_theta = read_float(config, "rope_theta", 1_000_000.0)
-    sliding_theta = read_float(config, "rope_local_base_freq", 10_000.0)
+    c = Fields(config, DEFAULTS)
     return (
-        rope_parameters(full, full_theta, max_position_embeddings),
-        rope_parameters(as_dict(both, SLIDING), sliding_theta, max_position_embeddings),
+        rope_parameters(full, c.number("rope_theta"), max_position_embeddings),
+        rope_parameters(as_dict(both, SLIDING), c.number("rope_local_base_freq"), max_position_embeddings),
     )

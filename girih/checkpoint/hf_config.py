@@ -24,9 +24,21 @@ def load_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise CheckpointError(f"{directory} has no config.json; a Hugging Face model directory is needed")
-    config = read_json_object(path)
+    return check_config(read_json_object(path), str(path))
+
+
+def check_config(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a config.json that says which architecture it is of.
+
+    Args:
+        config: its fields.
+        where: it comes from, for the message.
+
+    Raises:
+        CheckpointError: there is no "model_type".
+    """
     if not isinstance(config.get("model_type"), str):
-        raise CheckpointError(f'{path} has no "model_type"; without it the architecture is not known')
+        raise CheckpointError(f'{where} has no "model_type"; without it the architecture is not known')
     return config
 
 
@@ -79,11 +91,26 @@ def read_json_object(path: Path) -> dict[str, Any]:
         CheckpointError: the file cannot be read or holds something else; the message names it.
     """
     try:
-        value = json.loads(path.read_bytes())
+        text = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    return parse_json_object(text, str(path))
+
+
+def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """Read one JSON object.
+
+    Args:
+        text: of the object.
+        where: it comes from, for the message.
+
+    Raises:
+        CheckpointError: the text is not valid JSON or holds something else.
+    """
+    try:
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON: {error}") from error
+        raise CheckpointError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, not {type(value).__name__}")
+        raise CheckpointError(f"{where} must hold a JSON object, not {type(value).__name__}")
     return value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from girih.checkpoint import cache, catalog
-from girih.checkpoint.hf_config import load_config
+from girih.checkpoint.hf_config import check_config, load_config, parse_json_object, read_json_object
 from girih.checkpoint.progress import Progress, no_progress
 from girih.checkpoint.safetensors import has_weights, is_pickled, open_weights
 from girih.errors import CheckpointError, ConfigError
@@ -61,11 +61,11 @@ def model_facts(name_or_path: str) -> ModelFacts:
 
     Args:
         name_or_path: as for `resolve_model`; a catalog name need not be pulled, a directory needs only config.json,
-            and of a .gguf file the header is read.
+            and of a .gguf file the header is read. Also a config.json by its path, or its text.
 
     Raises:
         ConfigError: nothing of that name.
-        CheckpointError: a file or directory that cannot be used.
+        CheckpointError: a file, directory or text that cannot be used.
     """
     if name_or_path in catalog.names():
         entry = catalog.entry(name_or_path)
@@ -73,7 +73,14 @@ def model_facts(name_or_path: str) -> ModelFacts:
         if not cache.is_ready(directory, entry.gguf_sha256):
             return ModelFacts(name_or_path, entry.config, None, None)
         return ModelFacts(name_or_path, entry.config, open_weights(directory).weight_bytes, directory)
-    path = _existing(name_or_path)
+    if name_or_path.lstrip().startswith("{"):
+        return _facts_of_text(name_or_path)
+    path = _existing(name_or_path, or_config_file=True)
+    if path.suffix == ".json" and path.is_file():
+        config = check_config(read_json_object(path), str(path))
+        if path.name != "config.json":
+            return ModelFacts(name_or_path, config, None, None)
+        path = path.parent
     if path.is_dir():
         weight_bytes = open_weights(path).weight_bytes if has_weights(path) else None
         return ModelFacts(name_or_path, load_config(path), weight_bytes, path)
@@ -82,8 +89,20 @@ def model_facts(name_or_path: str) -> ModelFacts:
     return ModelFacts(name_or_path, gguf_config(path), None, None)
 
 
-def _existing(name_or_path: str) -> Path:
-    """Return the path if it is a directory with config.json or a .gguf file; else explain what it is instead."""
+def _facts_of_text(text: str) -> ModelFacts:
+    """Return the facts of a model whose config.json was typed in; it is called by its type."""
+    where = "the text given as MODEL"
+    config = check_config(parse_json_object(text, where), where)
+    return ModelFacts(config["model_type"], config, None, None)
+
+
+def _existing(name_or_path: str, *, or_config_file: bool = False) -> Path:
+    """Return the path if it is a directory with config.json or a .gguf file; else explain what it is instead.
+
+    Args:
+        name_or_path: what the user typed.
+        or_config_file: a .json file is welcome too.
+    """
     try:
         path = Path(name_or_path).expanduser()
         is_directory, exists = path.is_dir(), path.exists()
@@ -102,7 +121,7 @@ def _existing(name_or_path: str) -> Path:
             f"no model {name_or_path!r}: it is neither a directory in Hugging Face's format, nor a .gguf file, "
             f"nor one that `girih pull` knows ({', '.join(catalog.names())}){hint}"
         )
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" or (or_config_file and path.suffix == ".json"):
         return path
     if is_pickled(path):
         raise CheckpointError(f"{path} is pickled and can run code when it is opened; use safetensors or GGUF")

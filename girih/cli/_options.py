@@ -14,7 +14,6 @@ from typing import Annotated, Any, Optional, get_type_hints
 
 import typer
 
-from girih.config import EngineConfig
 from girih.errors import ConfigError
 from girih.units import parse_bytes
 
@@ -54,6 +53,9 @@ def parse_length(text: str) -> int | str:
 _WRITTEN = {
     "max_model_len": _Written("--max-model-len", str, parse_length),
     "kv_cache_memory_bytes": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
+    "kv_cache_memory": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
+    "memory": _Written("--memory", Optional[str], parse_bytes),  # noqa: UP045
+    "kv_cache_dtype": _Written("--kv-dtype", str, str),
     "stop": _Written("--stop", list[str], tuple),
     "stop_token_ids": _Written("--stop-token-ids", list[int], tuple),
 }
@@ -105,7 +107,6 @@ def build(cls: type, options: Mapping[str, Any]) -> Any:
 
 def _parameters(cls: type, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:
     hints, help_texts = get_type_hints(cls), _field_help(cls)
-    section = "Engine" if cls is EngineConfig else "Sampling"
     parameters = []
     for field in dataclasses.fields(cls):
         written = _WRITTEN.get(field.name)
@@ -116,7 +117,7 @@ def _parameters(cls: type, defaults: Mapping[str, Any]) -> list[inspect.Paramete
             default = ...
         elif isinstance(default, tuple):
             default = list(default)
-        option = typer.Option(*names, help=help_texts[field.name], rich_help_panel=f"{section} options")
+        option = typer.Option(*names, help=help_texts[field.name])
         parameters.append(
             inspect.Parameter(
                 field.name,

@@ -1,195 +1,177 @@
-"""`girih plan MODEL`: the KV cache of a model in some amount of memory, from its config alone; no torch, no weights."""
+"""`girih plan MODEL`: the memory bill of a model, from its config alone; no torch, no weights."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from girih import plugins
-from girih.cli._options import parse_length
-from girih.config import EngineConfig
+from girih.cli._bill import make_bill
+from girih.cli._options import build, with_options
+from girih.cli._plan_options import PlanOptions
 from girih.errors import ConfigError
-from girih.units import dtype_bytes, format_bytes, parse_bytes
+from girih.units import format_bytes
 
 if TYPE_CHECKING:
-    from girih.checkpoint.resolve import ModelFacts
+    from collections.abc import Sequence
+
+    from girih.cli._bill import Bill
     from girih.kv.config import KVCacheConfig
 
-TYPICAL_LENGTHS = (1_000, 8_192)  # requests in tokens, counted beside those of the greatest length
+MODEL_HELP = "A config.json, as a file or as its text; a model directory; a name `girih pull` knows; or a .gguf file."
 
 
-def command(  # noqa: PLR0917 (typer calls it by name)
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A name `girih pull` knows, a model directory or a .gguf file.")
-    ],
-    memory: Annotated[str | None, typer.Option(help="Budget for weights and KV cache, e.g. 4GiB.")] = None,
-    kv_cache_memory: Annotated[str | None, typer.Option(help="Budget for the KV cache alone, e.g. 512MiB.")] = None,
-    memory_utilization: Annotated[
-        float, typer.Option(help="The budget as a share of this machine's memory, where no size is given.")
-    ] = EngineConfig.memory_utilization,
-    max_model_len: Annotated[str, typer.Option(help="Longest request in tokens, or auto.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16; of weights and KV cache.")] = "auto",
-    block_size: Annotated[int | None, typer.Option(help="Tokens per block; default: the smallest that fits.")] = None,
-    users: Annotated[int | None, typer.Option(help="Find the longest context for this many requests.", min=1)] = None,
-    context: Annotated[int | None, typer.Option(help="Count the requests of this length.", min=1)] = None,
-    svg: Annotated[Path | None, typer.Option(help="Also draw the plan into this file.", dir_okay=False)] = None,
+@with_options(PlanOptions)
+def command(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)],
+    draft: Annotated[
+        Optional[str],  # noqa: UP045  # typer reads it at run time
+        typer.Option(metavar="MODEL", help="A draft model beside it, for speculative decoding."),
+    ] = None,
+    svg: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Also draw the plan into this file; a PNG if its name ends in .png.", dir_okay=False),
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON, without a picture.")] = False,
+    **options: Any,
 ) -> None:
     """Plan and draw a model's KV cache, from its config alone.
 
-    --memory counts weights and KV cache; the engine also measures activations when it starts.
+    --memory counts weights and KV cache; the engine also measures activations when it starts. Sizes are per worker.
     """
     from girih.checkpoint.resolve import model_facts
 
-    options = EngineConfig(
-        model=model,
-        dtype=dtype,
-        max_model_len=parse_length(max_model_len),
-        kv_cache_memory_bytes=None if kv_cache_memory is None else parse_bytes(kv_cache_memory),
-        memory_utilization=memory_utilization,
-        block_size=block_size,
-    )
-    facts = model_facts(model)
-    report, config = plan_model(facts, options, memory, num_users=users, context_tokens=context)
+    bill = make_bill(model_facts(model), model_facts(draft) if draft else None, build(PlanOptions, options))
     if svg is not None:
-        from girih.viz import svg as picture
-
-        title = f"{report['model']}: KV cache in {format_bytes(report['kv_memory_bytes'])}"
-        try:
-            svg.write_text(picture.draw(config, title), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write --svg {svg}: {error.strerror}") from error
+        _draw(bill, svg)
     if json_output:
-        print(json.dumps({**report, "plan": config.to_json()}, indent=2))
+        print(json.dumps(bill.to_json(), indent=2))
     else:
-        _show(report, config, svg)
+        _show(bill, svg)
 
 
-def plan_model(
-    facts: ModelFacts, options: EngineConfig, memory: str | None, *, num_users: int | None, context_tokens: int | None
-) -> tuple[dict[str, Any], KVCacheConfig]:
-    """Plan a model's cache on one worker.
+def _draw(bill: Bill, file: Path) -> None:
+    """Draw the picture into a file."""
+    from girih.viz import png, svg
 
-    Args:
-        facts: of the model.
-        options: the engine's options that matter here.
-        memory: size for weights and KV cache; None takes `kv_cache_memory_bytes`, else a share of this machine's.
-        num_users: requests at once to find the longest context for.
-        context_tokens: request length to count requests for.
-
-    Returns:
-        The figures as JSON values, and the plan.
-
-    Raises:
-        GirihError: the model, an option, or what does not fit.
-    """
-    from girih import arch
-    from girih.kv.plan import get_kv_cache_configs
-    from girih.kv.report import plan_report
-
-    architecture = arch.load(facts.config)
-    dtype = arch.resolve_dtype(options.dtype, facts.config)
-    weight_bytes = _weight_bytes(facts, dtype, arch.num_parameters(facts.config))
-    memory_bytes, kv_memory_bytes = _budgets(options, memory, weight_bytes)
-    model_limit = architecture.max_model_len(facts.config)
-    config = get_kv_cache_configs(
-        # blocks of any size, as no attention backend is asked
-        [architecture.kv_cache_specs(facts.config, dtype, block_size_multiple=1)],
-        [kv_memory_bytes],
-        max_model_len=options.max_model_len,
-        model_limit=model_limit,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_seqs=options.max_num_seqs,
-        block_size=options.block_size,
-    )[0]
-    limit = config.max_model_len
-    if context_tokens is not None and context_tokens > limit:
-        raise ConfigError(f"--context {context_tokens} is longer than the {limit} tokens a request may have here")
-    lengths = (*(length for length in TYPICAL_LENGTHS if length < limit), limit)
-    report = {
-        "model": facts.name,
-        "model_type": facts.config["model_type"],
-        "dtype": dtype,
-        "memory_bytes": memory_bytes,
-        "weight_bytes": weight_bytes,
-        "kv_memory_bytes": kv_memory_bytes,
-        "model_limit": model_limit,
-    }
-    lengths = (context_tokens,) if context_tokens is not None else lengths
-    return report | plan_report(config, kv_memory_bytes, lengths=lengths, num_users=num_users), config
+    memory = format_bytes(sum(len(stage["workers"]) * stage["kv_memory_bytes"] for stage in bill.figures["stages"]))
+    title = f"{bill.figures['model']}: KV cache in {memory}"
+    is_png = file.suffix.lower() == ".png"
+    picture = png.draw(bill.plans, title) if is_png else svg.draw(bill.plans, title).encode()
+    try:
+        file.write_bytes(picture)
+    except OSError as error:
+        raise ConfigError(f"cannot write --svg {file}: {error.strerror}") from error
 
 
-def _weight_bytes(facts: ModelFacts, dtype: str, num_parameters: int) -> int:
-    """Return the bytes of the weights in memory: as stored if that is their dtype, else by their number."""
-    if facts.weight_bytes is not None and facts.config.get("dtype", facts.config.get("torch_dtype")) == dtype:
-        return facts.weight_bytes
-    return num_parameters * dtype_bytes(dtype)
-
-
-def _budgets(options: EngineConfig, memory: str | None, weight_bytes: int) -> tuple[int | None, int]:
-    """Return (budget of weights and KV cache, None if only the latter was given; budget of the KV cache) in bytes."""
-    if options.kv_cache_memory_bytes is not None:
-        if memory is not None:
-            raise ConfigError("--memory and --kv-cache-memory exclude each other; the first one counts the weights too")
-        return None, options.kv_cache_memory_bytes
-    if memory is not None:
-        memory_bytes, how = parse_bytes(memory), f"--memory {memory}"
-    else:
-        device = plugins.load("girih.device", options.device, what="device")
-        memory_bytes = int(device.memory_facts().total_bytes * options.memory_utilization)
-        how = f"{options.memory_utilization:.0%} of this machine's memory, {format_bytes(memory_bytes)},"
-    if memory_bytes <= weight_bytes:
-        raise ConfigError(
-            f"{how} leaves no room for a KV cache beside weights of {format_bytes(weight_bytes)}; "
-            f"raise --memory or --memory-utilization"
-        )
-    return memory_bytes, memory_bytes - weight_bytes
-
-
-def _show(report: dict[str, Any], config: KVCacheConfig, svg: Path | None) -> None:
+def _show(bill: Bill, picture_file: Path | None) -> None:
     """Print the figures and the picture for people."""
     from rich.console import Console
 
     from girih.viz import terminal
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{report['model']}[/bold]: {report['model_type']}, {report['dtype']}")
-    for label, text in _lines(report):
-        console.print(f"  [bold]{label:<18}[/bold]{text}")
+    figures = bill.figures
+    console.print(f"[bold]{figures['model']}[/bold]{_headline(figures)}")
+    for label, text in [*_stage_lines(figures, bill.plans), *_lines(figures)]:
+        console.print(f"  [bold]{label:<18}[/bold]", end="")
+        console.print(text, markup=False)
+    for text in figures["warnings"]:
+        console.print(f"  warning: {text}", markup=False)
     console.print()
-    terminal.draw(config, console)
-    if svg is not None:
-        console.print(f"The picture is in {svg}.", markup=False)
+    terminal.draw(bill.plans, console)
+    if picture_file is not None:
+        console.print(f"The picture is in {picture_file}.", markup=False)
 
 
-def _lines(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return (label, text) of every figure, in the order of a user's questions."""
-    weights, cache = format_bytes(report["weight_bytes"]), format_bytes(report["kv_memory_bytes"])
-    budget = report["memory_bytes"]
-    limit = report["max_model_len"]
+def _headline(figures: dict[str, Any]) -> str:
+    draft = f" with {figures['draft']} as its draft" if figures["draft"] else ""
+    tokens = f", {figures['num_speculative_tokens']} draft tokens per step" if figures["num_speculative_tokens"] else ""
+    kv_dtype = f", KV cache {figures['kv_dtype']}" if figures["kv_dtype"] != figures["dtype"] else ""
+    return (
+        f"{draft}: {figures['model_type']}, {figures['num_parameters']:,} parameters, {figures['dtype']}"
+        f"{kv_dtype}{tokens}"
+    )
+
+
+def _stage_lines(figures: dict[str, Any], plans: Sequence[KVCacheConfig]) -> list[tuple[str, str]]:
+    """Return (label, text) of what a worker of each stage holds; stages that are alike in a row are said once."""
+    lines, stages = [], figures["stages"]
+    for _, alike in itertools.groupby(range(len(stages)), key=lambda index: _without_names(stages[index])):
+        first, *others = alike
+        stage, plan = stages[first], plans[first]
+        label = "memory"
+        if len(stages) > 1:
+            label = f"stages {first}-{others[-1]}" if others else f"stage {first}"
+        weights, cache = format_bytes(stage["weight_bytes"]), format_bytes(stage["kv_memory_bytes"])
+        budget = f" = {format_bytes(figures['memory_bytes'])}" if figures["memory_bytes"] else ""
+        each = len(stage["workers"]) * (1 + len(others))
+        workers = f", on each of {each} workers" if each > 1 else ""
+        lines.append((label, f"{weights} weights + {cache} KV cache{budget}{workers}"))
+        if not stage["groups"]:
+            lines.append(("KV cache", "none: no layer keeps one"))
+            continue
+        lines.append(("pool", _pool(stage)))
+        for index, group in enumerate(stage["groups"], plan.first_group):
+            lines += [(f"group {index}", _layers(group)), ("", _pages(group))]
+        lines.append(("waste", f"{stage['waste']:.2%} of the KV cache's memory holds no page of the worst group"))
+    return lines
+
+
+def _without_names(stage: dict[str, Any]) -> dict[str, Any]:
+    groups = [{**group, "layer_names": None} for group in stage["groups"]]
+    return {**stage, "groups": groups, "workers": len(stage["workers"])}
+
+
+def _pool(stage: dict[str, Any]) -> str:
+    slabs = f"{stage['num_slabs']} slabs of {format_bytes(stage['slab_bytes'])}"
+    return (
+        f"{slabs}, {format_bytes(stage['null_page_bytes'])} null page, {format_bytes(stage['spare_bytes'])} left over"
+    )
+
+
+def _layers(group: dict[str, Any]) -> str:
+    """Say which layers a group has, what they keep, and what that costs a request."""
+    layers = f"{group['num_layers']} layer{'' if group['num_layers'] == 1 else 's'}"
+    if group["num_sharing_layers"]:
+        layers += f" (read by {group['num_sharing_layers']} more)"
+    first, last = group["kv_bytes_per_token"], group["kv_bytes_per_token_at_max_model_len"]
+    until = " until that is full" if first and not last else ""
+    growth = f"{format_bytes(first)} per token{until}, " if first else ""
+    return f"{layers}, {group['description']}: {growth}{format_bytes(group['kv_bytes_per_sequence'])} per request"
+
+
+def _pages(group: dict[str, Any]) -> str:
+    """Say of which pages a group's memory is made."""
+    block = "a state" if group["holds_state"] else f"{group['block_size']} tokens"
+    per_slab = f"{group['pages_per_slab']} per slab"
+    return f"{group['num_pages']} pages of {format_bytes(group['page_bytes'])} for {block}, {per_slab}"
+
+
+def _lines(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return (label, text) of the answers for the whole model, in the order of a user's questions."""
+    limit = figures["max_model_len"]
     lines = [
-        ("memory", f"{weights} weights + {cache} KV cache" + (f" = {format_bytes(budget)}" if budget else "")),
-        ("longest request", f"{limit} tokens" + (" (the model's limit)" if limit == report["model_limit"] else "")),
+        ("longest request", f"{limit} tokens" + (" (the model's limit)" if limit == figures["model_limit"] else ""))
     ]
-    if not report["groups"]:
-        return [*lines, ("KV cache", "none: no layer keeps one")]
-    first, last = report["kv_bytes_per_token"], report["kv_bytes_per_token_at_max_model_len"]
+    counts = figures["requests_at_once"]
+    if not counts:
+        return lines
+    first, last = figures["kv_bytes_per_token"], figures["kv_bytes_per_token_at_max_model_len"]
     more = "" if first == last else f" at first, {format_bytes(last)} at the greatest length"
+    num_workers = figures["tensor_parallel_size"] * figures["pipeline_parallel_size"]
+    over = f", on all {num_workers} workers together" if num_workers > 1 else ""
     lines += [
-        ("KV per token", format_bytes(first) + more),
-        ("KV per request", f"{format_bytes(report['kv_bytes_per_sequence'])} for {limit} tokens"),
+        ("KV per token", format_bytes(first) + more + over),
+        ("KV per request", f"{format_bytes(figures['kv_bytes_per_sequence'])} for {limit} tokens{over}"),
+        ("requests at once", ", or ".join(f"{row['requests']} x {row['tokens']} tokens" for row in counts)),
     ]
-    for index, group in enumerate(report["groups"]):
-        layers = f"{group['num_layers']} layer{'s' if group['num_layers'] > 1 else ''}"
-        pages = f"{group['num_pages']} pages of {format_bytes(group['page_bytes'])}, {group['pages_per_slab']} per slab"
-        about = f"{layers}, {group['description']}; blocks of {group['block_size']} tokens; {pages}"
-        lines.append((f"group {index}", about))
-    lines.append(("waste", f"{report['waste']:.2%} of the KV cache's memory holds no page of the worst group"))
-    counts = (f"{row['requests']} x {row['tokens']} tokens" for row in report["requests_at_once"])
-    lines.append(("requests at once", ", or ".join(counts)))
-    if longest := report.get("longest_context"):
-        lines.append((f"{longest['users']} users", f"{longest['tokens']} tokens each at most"))
+    if longest := figures.get("longest_context"):
+        verdict = ""
+        if "fits" in figures:
+            verdict = f"{counts[0]['tokens']} tokens each {'fit' if figures['fits'] else 'do NOT fit'}; "
+        lines.append((f"{longest['users']} users", f"{verdict}{longest['tokens']} tokens each at most"))
     return lines

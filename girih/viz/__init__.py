@@ -1,1 +1,1 @@
-"""Pictures of a plan: `terminal` for the screen, `svg` for a file. Both draw the rows of `_rows`."""
+"""Pictures of a plan: `terminal` for the screen, `svg` and `png` for a file. All draw the rows of `_rows`."""

@@ -53,14 +53,49 @@ class Row:
     cells: tuple[Cell, ...]
 
 
+@dataclass(frozen=True)
+class Section:
+    """The rows of one pool.
+
+    Args:
+        heading: whose pool it is; empty where there is only one.
+        rows: from the whole pool down to single pages.
+        remark: what the rows leave out; empty if nothing.
+    """
+
+    heading: str
+    rows: tuple[Row, ...]
+    remark: str
+
+
+def picture_sections(plans: Sequence[KVCacheConfig]) -> list[Section]:
+    """Return one section for each kind of pool; stages whose pools are alike share one.
+
+    Args:
+        plans: one per pipeline stage.
+    """
+    stages: dict[tuple[int, ...], list[int]] = {}
+    for stage, plan in enumerate(plans):
+        if plan.groups:
+            pages = (group.page_size_bytes for group in plan.groups)
+            stages.setdefault((plan.stage_class, plan.slab_bytes, *pages), []).append(stage)
+    sections = []
+    for members in stages.values():
+        plan = plans[members[0]]
+        heading = ""
+        if len(plans) > 1:
+            alike = f", and alike on {_in_words(members[1:])}" if len(members) > 1 else ""
+            heading = f"stage {members[0]}{alike}"
+        sections.append(Section(heading, tuple(plan_rows(plan)), groups_left_out(plan)))
+    return sections
+
+
 def plan_rows(config: KVCacheConfig) -> list[Row]:
-    """Return the rows of the picture: the pool with one longest request in it, then a slab and a page per group."""
-    if not config.groups:
-        return []
+    """Return the rows of one pool: the pool with one longest request in it, then a slab and a page per group."""
     shown = config.groups[:MAX_GROUPS]
     alike = itertools.groupby(range(len(shown)), key=lambda index: _slab_shape(shown[index]))
     slabs = [_slab_row(config, list(indices)) for _, indices in alike]
-    pages = [_page_row(index, group) for index, group in enumerate(shown)]
+    pages = [_page_row(config.first_group + index, group) for index, group in enumerate(shown)]
     return [_pool_row(config), *slabs, *pages]
 
 
@@ -80,18 +115,18 @@ def _pool_row(config: KVCacheConfig) -> Row:
     """Show what one request of the greatest length borrows at its peak."""
     pages = peak_pages(config.groups, config.max_model_len, config.num_lookahead_tokens)
     cells, num_free = [], config.num_slabs
-    for index, (count, group) in enumerate(zip(pages, config.groups, strict=True)):
+    for index, (count, group) in enumerate(zip(pages, config.groups, strict=True), config.first_group):
         slabs = cdiv(count, group.pages_per_slab)
-        note = f"group {index} ({group.retention.describe()}): {count} pages in {slabs} slabs"
+        note = f"group {index} ({group.retention.describe()}): {_count(count, 'page')} in {_count(slabs, 'slab')}"
         cells.append(Cell(slabs * config.slab_bytes, f"group {index}", index, note))
         num_free -= slabs
     if num_free > 0:
-        cells.append(Cell(num_free * config.slab_bytes, "free", None, f"{num_free} slabs for other requests"))
+        cells.append(Cell(num_free * config.slab_bytes, "free", None, f"{_count(num_free, 'slab')} for other requests"))
     null_note = "the null page: block tables point there for blocks that were freed"
     cells.append(Cell(config.null_page_bytes, "null", None, null_note))
     caption = (
-        f"{format_bytes(config.pool_bytes)} = {config.num_slabs} slabs of {format_bytes(config.slab_bytes)}; "
-        f"here with one request of {config.max_model_len} tokens"
+        f"{format_bytes(config.pool_bytes)} = {_count(config.num_slabs, 'slab')} of "
+        f"{format_bytes(config.slab_bytes)}; here with one request of {config.max_model_len} tokens"
     )
     return Row("pool", caption, tuple(cells))
 
@@ -102,37 +137,51 @@ def _slab_shape(group: KVCacheGroupSpec) -> tuple[int, int]:
 
 def _slab_row(config: KVCacheConfig, indices: list[int]) -> Row:
     """Show a slab that is lent to one of these groups, whose pages have the same size."""
-    first = indices[0]
-    group = config.groups[first]
+    first, last = config.first_group + indices[0], config.first_group + indices[-1]
+    group = config.groups[indices[0]]
     per_slab, gap = group.pages_per_slab, group.page_stride_bytes - group.page_size_bytes
     cells = []
     for page in range(per_slab):
-        cells.append(Cell(group.page_size_bytes, "page", first, f"page {page}: {group.block_size} tokens"))
+        cells.append(Cell(group.page_size_bytes, "page", first, f"page {page}: {_page_in_words(group)}"))
         if gap:
             cells.append(Cell(gap, "", None, f"{gap} bytes unused"))
     lost = f", {100 * gap / group.page_stride_bytes:.1f} % lost in gaps" if gap else ""
     caption = (
-        f"{per_slab} page{'s' if per_slab > 1 else ''} of {format_bytes(group.page_size_bytes)}{lost}; "
-        f"{config.num_blocks(first)} in the pool"
+        f"{_count(per_slab, 'page')} of {format_bytes(group.page_size_bytes)}{lost}; "
+        f"{config.num_blocks(indices[0])} in the pool"
     )
-    label = f"slab, group {first}" if len(indices) == 1 else f"slab, group {first}-{indices[-1]}"
+    label = f"slab, group {first}" if first == last else f"slab, group {first}-{last}"
     return Row(label, caption, tuple(cells))
 
 
-def _page_row(index: int, group: KVCacheGroupSpec) -> Row:
-    ends = [layer.offset_bytes for layer in group.layers[1:]] + [group.page_size_bytes]
-    labels = layer_labels(group.layer_names)
-    cells = [
-        Cell(end - layer.offset_bytes, label, index, f"{layer.name}: {format_bytes(end - layer.offset_bytes)}")
-        for layer, end, label in zip(group.layers, ends, labels, strict=True)
-    ]
-    caption = f"{group.block_size} tokens of {_layers_in_words(labels)}; {group.retention.describe()}"
-    return Row(f"page, group {index}", caption, tuple(cells))
+def _page_row(number: int, group: KVCacheGroupSpec) -> Row:
+    """Show the layers of a page; one that reads another's cache is named in the note of that one."""
+    owners = sorted((layer for layer in group.layers if layer.spec.cache_owner is None), key=lambda x: x.offset_bytes)
+    readers: dict[int, list[str]] = {}
+    for layer in group.layers:
+        if layer.spec.cache_owner is not None:
+            readers.setdefault(layer.offset_bytes, []).append(layer.name)
+    ends = [layer.offset_bytes for layer in owners[1:]] + [group.page_size_bytes]
+    labels = layer_labels([layer.name for layer in owners])
+    cells = []
+    for layer, end, label in zip(owners, ends, labels, strict=True):
+        note = f"{layer.name}: {format_bytes(end - layer.offset_bytes)}"
+        if layer.offset_bytes in readers:
+            note += f", also read by {', '.join(readers[layer.offset_bytes])}"
+        cells.append(Cell(end - layer.offset_bytes, label, number, note))
+    num_readers = len(group.layers) - len(owners)
+    shared = f" (read by {num_readers} more)" if num_readers else ""
+    caption = f"{_page_in_words(group)} of {_layers_in_words(labels)}{shared}; {group.retention.describe()}"
+    return Row(f"page, group {number}", caption, tuple(cells))
+
+
+def _page_in_words(group: KVCacheGroupSpec) -> str:
+    return "one state" if group.retention.holds_state else f"{group.block_size} tokens"
 
 
 def _layers_in_words(labels: Sequence[str]) -> str:
     """Say e.g. "layers 0-4, 6-10, 12" where the labels are numbers and make few ranges, else how many there are."""
-    count = f"{len(labels)} layer{'s' if len(labels) > 1 else ''}"
+    count = _count(len(labels), "layer")
     if not all(label.isdecimal() for label in labels):
         return count
     numbers = sorted(int(label) for label in labels)
@@ -142,3 +191,11 @@ def _layers_in_words(labels: Sequence[str]) -> str:
         return count
     ranges = (str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
     return f"{count}: {', '.join(ranges)}"
+
+
+def _in_words(stages: Sequence[int]) -> str:
+    return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

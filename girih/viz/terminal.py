@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from girih.kv.config import KVCacheConfig
-from girih.viz._rows import Cell, groups_left_out, plan_rows
+from girih.viz._rows import Cell, Row, picture_sections
 
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 LABEL_COLUMNS = 16
@@ -18,14 +18,14 @@ MIN_COLUMNS, MAX_COLUMNS = 20, 100  # of a row's cells
 PLAIN = str.maketrans({"│": "|", "·": "."})  # for terminals without UTF-8
 
 
-def draw(config: KVCacheConfig, console: Console) -> None:
+def draw(plans: Sequence[KVCacheConfig], console: Console) -> None:
     """Print the picture of a plan.
 
     Args:
-        config: the plan.
+        plans: one per pipeline stage.
         console: where to print; its width and encoding decide how.
     """
-    text = picture(config, console.width - LABEL_COLUMNS - 4)
+    text = picture(plans, console.width - LABEL_COLUMNS - 4)
     if not console.encoding.lower().startswith("utf"):
         plain = Text(text.plain.translate(PLAIN))
         plain.spans = text.spans  # the table maps one character to one, so that the colours stay in place
@@ -33,27 +33,34 @@ def draw(config: KVCacheConfig, console: Console) -> None:
     console.print(text, soft_wrap=True, highlight=False)
 
 
-def picture(config: KVCacheConfig, columns: int) -> Text:
+def picture(plans: Sequence[KVCacheConfig], columns: int) -> Text:
     """Return the picture: per row a caption, then its cells in proportion.
 
     Args:
-        config: the plan.
+        plans: one per pipeline stage.
         columns: characters for the cells of a row; kept between 20 and 100.
     """
     columns = min(MAX_COLUMNS, max(MIN_COLUMNS, columns))
     text = Text()
-    for row in plan_rows(config):
-        text.append(f"  {row.label:<{LABEL_COLUMNS}}", style="bold")
-        text.append("│")
-        widths = cell_widths(row.cells, columns)
-        # in a row of many cells, texts in some of them only would look as if the others were something else
-        texts = len(row.cells) <= MAX_UNEVEN_CELLS or all(map(_has_room, row.cells, widths))
-        for cell, width in zip(row.cells, widths, strict=True):
-            _append_cell(text, cell, width, cell.text if texts and _has_room(cell, width) else "")
-        text.append(f"\n  {'':<{LABEL_COLUMNS}} {row.caption}\n", style="dim")
-    if left_out := groups_left_out(config):
-        text.append(f"  {left_out}\n", style="dim")
+    for section in picture_sections(plans):
+        if section.heading:
+            text.append(f"  {section.heading}\n", style="bold dim")
+        for row in section.rows:
+            _append_row(text, row, columns)
+        if section.remark:
+            text.append(f"  {section.remark}\n", style="dim")
     return text
+
+
+def _append_row(text: Text, row: Row, columns: int) -> None:
+    text.append(f"  {row.label:<{LABEL_COLUMNS}}", style="bold")
+    text.append("│")
+    widths = cell_widths(row.cells, columns)
+    # in a row of many cells, texts in some of them only would look as if the others were something else
+    texts = len(row.cells) <= MAX_UNEVEN_CELLS or all(map(_has_room, row.cells, widths))
+    for cell, width in zip(row.cells, widths, strict=True):
+        _append_cell(text, cell, width, cell.text if texts and _has_room(cell, width) else "")
+    text.append(f"\n  {'':<{LABEL_COLUMNS}} {row.caption}\n", style="dim")
 
 
 def cell_widths(cells: Sequence[Cell], columns: int) -> list[int]:

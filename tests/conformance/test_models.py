@@ -14,8 +14,19 @@ SMALL = {
 }  # fmt: skip
 
 
-def test_models_and_facts_come_in_pairs():
-    assert plugins.available("girih.arch") == MODEL_TYPES
+def test_every_model_has_facts_and_only_they_are_parsed():
+    families = plugins.available("girih.arch")
+    assert set(MODEL_TYPES) <= set(families)  # a family more can be planned, but not run
+    assert [name for name in families if hasattr(arch.load({"model_type": name}), "parse_config")] == MODEL_TYPES
+
+
+@pytest.mark.parametrize("model_type", plugins.available("girih.arch"))
+def test_every_family_can_be_planned_from_its_defaults(model_type):
+    config = {"model_type": model_type}
+    facts = arch.load(config)
+    assert facts.max_model_len(config) > 0
+    assert facts.kv_cache_specs(config, arch.CacheDtypes("bfloat16"))
+    assert arch.num_parameters(config) > 1_000_000
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -30,7 +41,7 @@ def test_parameters_and_caches_are_those_of_the_facts(model_type, bias, tied):
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == facts.weight_shapes(config)
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in model.parameters())
     specs = {name: layer.get_kv_cache_spec() for name, layer in context.layers.items()}
-    assert specs == facts.kv_cache_specs(config, "bfloat16", reference.BLOCK_SIZE_MULTIPLE)
+    assert specs == facts.kv_cache_specs(config, arch.CacheDtypes("bfloat16"), reference.BLOCK_SIZE_MULTIPLE)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

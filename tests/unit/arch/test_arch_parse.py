@@ -4,7 +4,7 @@ import pytest
 from transformers import Gemma3TextConfig, LlamaConfig
 
 from girih import arch
-from girih.arch import gemma3_text, llama
+from girih.arch import CacheDtypes, gemma3_text, llama
 from girih.errors import ConfigError
 from girih.kv import FullAttentionSpec, SlidingWindowSpec
 
@@ -116,7 +116,7 @@ def test_gemma3_without_layer_types_has_every_sixth_layer_full():
         (gemma3_text, {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
         (gemma3_text, {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
         (gemma3_text, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
-        (gemma3_text, {"sliding_window": None}, "sliding_window is null"),
+        (gemma3_text, {"sliding_window": None}, "sliding_window is missing or null"),
         (gemma3_text, {"layer_types": ["full_attention"]}, "one type for each of the 26 layers"),
         (gemma3_text, {"num_hidden_layers": 1, "layer_types": ["chunked"]}, "layer_types has chunked"),
         (gemma3_text, {"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters has rope_theta"),
@@ -128,10 +128,18 @@ def test_what_is_not_built_is_refused_by_name(module, fields, message):
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match=r"'mamba'; available: gemma3_text, llama"):
+    known = "bamba, .*gemma3_text, .*llama, .*whisper"
+    with pytest.raises(ConfigError, match=rf"unknown model architecture \(model_type\) 'mamba'; available: {known}"):
         arch.load({"model_type": "mamba"})
     with pytest.raises(ConfigError, match='no "model_type"'):
         arch.load({})
+
+
+def test_a_model_that_can_only_be_planned_is_refused_where_it_should_run():
+    message = "type 'mistral' can be planned .girih plan., but not run by this version; it runs gemma3_text, llama"
+    with pytest.raises(ConfigError, match=message):
+        arch.parse_config({"model_type": "mistral"})
+    assert arch.parse_config({"model_type": "llama", "vocab_size": 77}).vocab_size == 77
 
 
 @pytest.mark.parametrize(
@@ -143,6 +151,9 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones():
         ("auto", {"dtype": "float16"}, "float32"),
         ("auto", {}, "float32"),
         ("float32", {"dtype": "bfloat16"}, "float32"),
+        ("auto", {"text_config": {"torch_dtype": "bfloat16"}}, "bfloat16"),
+        ("auto", {"dtype": "float32", "text_config": {"dtype": "bfloat16"}}, "float32"),
+        ("auto", {"quantization_config": {"quant_method": "mxfp4"}}, "bfloat16"),
     ],
 )
 def test_auto_takes_the_checkpoint_s_dtype(dtype, config, resolved):
@@ -158,12 +169,12 @@ def test_llama_caches_every_token_in_every_layer():
     config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
     spec = FullAttentionSpec(2, 8, "float32", block_size_multiple=4)
     expected = {"model.layers.0.self_attn": spec, "model.layers.1.self_attn": spec}
-    assert llama.kv_cache_specs(config, "float32", 4) == expected
+    assert llama.kv_cache_specs(config, CacheDtypes("float32"), 4) == expected
 
 
 def test_gemma3_caches_a_window_in_sliding_layers():
     config = {"num_hidden_layers": 6, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 9}
-    specs = gemma3_text.kv_cache_specs(config, "bfloat16")
+    specs = gemma3_text.kv_cache_specs(config, CacheDtypes("bfloat16"))
     assert list(specs) == [f"model.layers.{i}.self_attn" for i in range(6)]
     assert list(specs.values()) == [SlidingWindowSpec(1, 8, "bfloat16", 9)] * 5 + [FullAttentionSpec(1, 8, "bfloat16")]
 

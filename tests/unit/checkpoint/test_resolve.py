@@ -1,5 +1,6 @@
 """What may be typed as a model, and what it becomes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from tiny_gguf import llama_gguf
 from tiny_models import tiny_llama
 
 from girih.checkpoint import cache, catalog, gguf_import
-from girih.checkpoint.resolve import model_facts, resolve_model
+from girih.checkpoint.resolve import ModelFacts, model_facts, resolve_model
 from girih.checkpoint.safetensors import open_weights
 from girih.errors import CheckpointError, ConfigError
 
@@ -127,7 +128,6 @@ def test_processes_that_import_at_once_agree(gguf_path: Path) -> None:
         ("pytorch_model.bin", "pickled and can run code"),
         ("x.pt", "pickled and can run code"),
         ("model.safetensors", "name its directory"),
-        ("config.json", "name its directory"),
         ("notes.txt", "is not a model"),
     ],
 )
@@ -136,6 +136,35 @@ def test_a_file_that_is_no_model_is_explained(tmp_path: Path, name: str, words: 
     for function in (resolve_model, model_facts):
         with pytest.raises(CheckpointError, match=words):
             function(str(tmp_path / name))
+
+
+def test_a_config_alone_can_be_planned_but_not_run(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "vocab_size": 7}
+    for name in ("config.json", "other.json"):
+        (tmp_path / name).write_text(json.dumps(config))
+        assert model_facts(str(tmp_path / name)).config == config
+        with pytest.raises(CheckpointError, match="name its directory"):
+            resolve_model(str(tmp_path / name))
+    facts = model_facts(f"  {json.dumps(config)}\n")
+    assert facts == ModelFacts("llama", config, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("[1]", "must hold a JSON object, not list"), ("{", "is not valid JSON"), ('{"a": 1}', 'has no "model_type"')],
+)
+def test_a_config_that_is_none_is_explained(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=f"config.json {words}"):
+        model_facts(str(tmp_path / "config.json"))
+    if text.startswith("{"):
+        with pytest.raises(CheckpointError, match=f"the text given as MODEL {words}"):
+            model_facts(text)
+
+
+def test_the_weights_beside_a_config_are_measured(tmp_path: Path) -> None:
+    directory = tiny_llama(tmp_path)
+    assert model_facts(str(directory / "config.json")).weight_bytes == model_facts(str(directory)).weight_bytes > 0
 
 
 def test_a_directory_that_is_no_model_is_explained(tmp_path: Path, gguf_path: Path) -> None:

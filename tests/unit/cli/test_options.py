@@ -42,6 +42,7 @@ def test_every_field_can_be_typed():
     names = {field.name for cls in (EngineConfig, SamplingParams) for field in dataclasses.fields(cls)}
     typed = {
         "dtype": "float32",
+        "kv_cache_dtype": "int8",
         "max_model_len": "100",
         "kv_cache_memory_bytes": "1GiB",
         "memory_utilization": "0.25",
@@ -56,7 +57,7 @@ def test_every_field_can_be_typed():
         "tensor_parallel_size": "1",
         "pipeline_parallel_size": "1",
     }
-    written = {"kv_cache_memory_bytes": "--kv-cache-memory"}
+    written = {"kv_cache_memory_bytes": "--kv-cache-memory", "kv_cache_dtype": "--kv-dtype"}
     flags = {"enable_prefix_caching": "--no-enable-prefix-caching"}
     flags |= {name: f"--{name.replace('_', '-')}" for name in ("check_invariants", "ignore_eos")}
     arguments = ["--no-skip-special-tokens", *flags.values()]

@@ -1,0 +1,86 @@
+"""A model cut into pipeline stages, by the names of its layers and tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from girih.errors import ConfigError
+from girih.kv.spec import KVCacheSpec
+from girih.units import cdiv
+
+Shape = tuple[int, ...]
+
+_LAYER = re.compile(r"(.*?\blayers\.)(\d+)\.")
+_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
+_OUTPUTS = ("lm_head.weight", "proj_out.weight")
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    """What one pipeline stage holds.
+
+    Args:
+        weight_shapes: tensor name -> shape.
+        kv_cache_specs: layer name -> spec, in model order.
+    """
+
+    weight_shapes: dict[str, Shape]
+    kv_cache_specs: dict[str, KVCacheSpec]
+
+    def num_parameters(self, tensor_parallel_size: int = 1) -> int:
+        """Count the parameters of one of `tensor_parallel_size` ranks: matrices are shared out, vectors are not."""
+        count = 0
+        for shape in self.weight_shapes.values():
+            size = 1
+            for length in shape:
+                size *= length
+            count += cdiv(size, tensor_parallel_size) if len(shape) > 1 else size
+        return count
+
+
+def split_model(
+    weight_shapes: Mapping[str, Shape], kv_cache_specs: Mapping[str, KVCacheSpec], num_stages: int
+) -> list[ModelPart]:
+    """Cut a model into pipeline stages of as many layers each, or one fewer.
+
+    Embeddings, and an encoder, are with the first stage; the last norm and the output layer with the last one, which
+    has a copy of the embedding if that is its output layer too.
+
+    Args:
+        weight_shapes: tensor name -> shape, in model order.
+        kv_cache_specs: layer name -> spec, in model order.
+        num_stages: how many.
+
+    Raises:
+        ConfigError: more stages than layers.
+    """
+    if num_stages == 1:
+        return [ModelPart(dict(weight_shapes), dict(kv_cache_specs))]
+    # layers with a cache first: where there is an encoder too, they are the decoder's
+    stack = next(filter(None, (_layer_of(name)[0] for name in (*kv_cache_specs, *weight_shapes))), "")
+    num_layers = 1 + max((number for prefix, number in map(_layer_of, weight_shapes) if prefix == stack), default=0)
+    if num_stages > num_layers:
+        raise ConfigError(f"--pipeline-parallel-size {num_stages} is more than the model's {num_layers} layers")
+
+    def _stage_of(name: str, else_stage: int) -> int:
+        prefix, number = _layer_of(name)
+        return number * num_stages // num_layers if prefix == stack else else_stage
+
+    parts, seen = [ModelPart({}, {}) for _ in range(num_stages)], False
+    for name, shape in weight_shapes.items():
+        seen = seen or _layer_of(name)[0] == stack
+        parts[_stage_of(name, num_stages - 1 if seen else 0)].weight_shapes[name] = shape
+    for name, spec in kv_cache_specs.items():
+        parts[_stage_of(name, 0)].kv_cache_specs[name] = spec
+    if not any(name in weight_shapes for name in _OUTPUTS):
+        tied = {name: shape for name, shape in weight_shapes.items() if name.endswith(_EMBEDDINGS)}
+        parts[-1].weight_shapes.update(tied)
+    return parts
+
+
+def _layer_of(name: str) -> tuple[str, int]:
+    """Return e.g. ("model.layers.", 3) of what belongs to layer 3; ("", 0) of what belongs to none."""
+    match = _LAYER.match(name)
+    return (match[1], int(match[2])) if match else ("", 0)

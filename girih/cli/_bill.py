@@ -1,0 +1,274 @@
+"""The memory bill of a model: what weights and KV cache take on every worker, and what that leaves room for.
+
+Pure numbers from config.json: no torch, no weights. `plan` prints what `make_bill` finds.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from girih import plugins
+from girih.cli._plan_options import PlanOptions
+from girih.config import EngineConfig
+from girih.errors import ConfigError
+from girih.units import dtype_bytes, format_bytes
+
+if TYPE_CHECKING:
+    from girih.arch._stages import ModelPart
+    from girih.checkpoint.resolve import ModelFacts
+    from girih.kv.config import KVCacheConfig
+    from girih.kv.spec import KVCacheSpec
+
+DRAFT_TOKENS = 3  # per step, where a draft model is given and no number
+TYPICAL_LENGTHS = (1_000, 8_192)  # requests in tokens, counted beside those of the greatest length
+
+
+@dataclass(frozen=True)
+class Bill:
+    """The answer of `girih plan`.
+
+    Args:
+        figures: everything but the plans, as JSON values; sizes in bytes.
+        plans: one per pipeline stage; the ranks of a stage have equal ones.
+    """
+
+    figures: dict[str, Any]
+    plans: tuple[KVCacheConfig, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures, with each stage's whole plan."""
+        stages = zip(self.figures["stages"], self.plans, strict=True)
+        return {**self.figures, "stages": [{**stage, "plan": plan.to_json()} for stage, plan in stages]}
+
+
+def make_bill(target: ModelFacts, draft: ModelFacts | None, options: PlanOptions) -> Bill:
+    """Plan a model, and a draft model beside it, on all workers.
+
+    Args:
+        target: facts of the model.
+        draft: facts of the draft model, which is with the last pipeline stage.
+        options: what the user asked for.
+
+    Raises:
+        GirihError: a model or option that makes no sense, or what does not fit.
+    """
+    from girih.kv.plan import get_kv_cache_configs
+
+    models = [_Model(facts, options) for facts in (target, draft) if facts is not None]
+    stages = _stages(models, options)
+    memory_bytes, kv_memory = _budgets([stage.weight_bytes for stage in stages], options)
+    model_limit = min(model.max_model_len for model in models)
+    if options.context is not None and options.context > model_limit:
+        raise ConfigError(f"--context {options.context} is longer than the model's own limit of {model_limit} tokens")
+    lookahead = options.num_speculative_tokens
+    if lookahead is None:
+        lookahead = 0 if draft is None else DRAFT_TOKENS
+    notes = [text for model in models for text in model.notes]
+    if model_limit < models[0].max_model_len:
+        notes.append(f"the draft's limit of {model_limit} tokens is below the model's {models[0].max_model_len}")
+    ranks = options.tensor_parallel_size
+    with _logged_warnings() as warnings:
+        plans = get_kv_cache_configs(
+            [stage.kv_cache_specs for stage in stages for _ in range(ranks)],
+            [num_bytes for num_bytes in kv_memory for _ in range(ranks)],
+            max_model_len=options.max_model_len,
+            model_limit=model_limit,
+            block_size=options.block_size,
+            num_lookahead_tokens=lookahead,
+        )[::ranks]
+    figures = {
+        "model": target.name,
+        "draft": None if draft is None else draft.name,
+        "model_type": target.config["model_type"],
+        "dtype": models[0].dtype,
+        "kv_dtype": models[0].kv_dtype,
+        "state_dtype": options.state_dtype,
+        "tensor_parallel_size": ranks,
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "num_speculative_tokens": lookahead,
+        "num_parameters": sum(model.num_parameters for model in models),
+        "weights_as_stored": all(model.stored_bytes is not None for model in models),
+        "memory_bytes": memory_bytes,
+        "model_limit": model_limit,
+        **_answers(plans, options),
+        "stages": _stage_figures(stages, plans, kv_memory, ranks),
+        "warnings": notes + warnings,
+    }
+    return Bill(figures, tuple(plans))
+
+
+class _Model:
+    """One model as the options want it: its dtypes, its caches, the bytes of its weights.
+
+    Args:
+        facts: of the model.
+        options: what the user asked for.
+    """
+
+    def __init__(self, facts: ModelFacts, options: PlanOptions):
+        from girih import arch
+
+        self.config = facts.config
+        self.family = arch.load(self.config)
+        self.dtype = arch.resolve_dtype(options.dtype, self.config)
+        self.kv_dtype = self.dtype if options.kv_dtype == "auto" else options.kv_dtype
+        self.cache_dtypes = arch.CacheDtypes(self.kv_dtype, options.state_dtype, self.dtype)
+        self.max_model_len: int = self.family.max_model_len(self.config)
+        self.num_parameters = arch.num_parameters(self.config)
+        stored = arch.stored_dtype(self.config)
+        quantised = bool(self.config.get("quantization_config"))
+        as_stored = quantised or stored == self.dtype
+        self.stored_bytes = facts.weight_bytes if as_stored else None
+        self.notes = []
+        if quantised and self.stored_bytes is None:
+            self.notes.append(
+                f"{facts.name} is quantised; its weights are not beside its config.json, where they could be measured, "
+                f"and were counted as {self.dtype}"
+            )
+        if self.stored_bytes is None and (uncounted := getattr(self.family, "UNCOUNTED", None)):
+            self.notes.append(f"{facts.name}: the weights of {uncounted} are not counted")
+        if options.dtype == "auto" and stored == "float16":
+            self.notes.append(f"{facts.name} is stored in float16, which Girih computes in float32 (see --dtype)")
+
+    def parts(self, num_stages: int) -> list[ModelPart]:
+        """Return what each of so many pipeline stages holds."""
+        from girih.arch._stages import split_model
+
+        # blocks of any size, as no attention backend is asked
+        specs = self.family.kv_cache_specs(self.config, self.cache_dtypes, block_size_multiple=1)
+        return split_model(self.family.weight_shapes(self.config), specs, num_stages)
+
+    def weight_bytes(self, part: ModelPart, tensor_parallel_size: int) -> int:
+        """Return the bytes of one rank's weights: by their number, or its share of what is stored."""
+        count = part.num_parameters(tensor_parallel_size)
+        if self.stored_bytes is not None:
+            return math.ceil(self.stored_bytes * count / self.num_parameters)
+        return count * dtype_bytes(self.dtype)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What one worker of a pipeline stage holds.
+
+    Args:
+        weight_bytes: of the model's share, and of the draft model on the last stage.
+        kv_cache_specs: layer name -> spec, in model order.
+    """
+
+    weight_bytes: int
+    kv_cache_specs: dict[str, KVCacheSpec]
+
+
+def _stages(models: list[_Model], options: PlanOptions) -> list[_Stage]:
+    """Share out the model, and put the draft model, if there is one, with the last stage."""
+    ranks = options.tensor_parallel_size
+    stages = [
+        _Stage(
+            models[0].weight_bytes(part, ranks),
+            {name: spec.shard(ranks) for name, spec in part.kv_cache_specs.items()},
+        )
+        for part in models[0].parts(options.pipeline_parallel_size)
+    ]
+    for draft in models[1:]:
+        (part,) = draft.parts(1)
+        specs = _as_draft({name: spec.shard(ranks) for name, spec in part.kv_cache_specs.items()})
+        last = stages[-1]
+        stages[-1] = _Stage(last.weight_bytes + draft.weight_bytes(part, ranks), last.kv_cache_specs | specs)
+    return stages
+
+
+def _budgets(weight_bytes: list[int], options: PlanOptions) -> tuple[int | None, list[int]]:
+    """Return (a worker's budget of weights and KV cache, None if only the latter was given; of the KV cache per stage).
+
+    Raises:
+        ConfigError: the weights leave nothing.
+    """
+    if options.kv_cache_memory is not None:
+        return None, [options.kv_cache_memory] * len(weight_bytes)
+    if options.memory is not None:
+        memory_bytes, how = options.memory, f"--memory {format_bytes(options.memory)}"
+    else:
+        device = plugins.load("girih.device", EngineConfig.device, what="device")
+        memory_bytes = int(device.memory_facts().total_bytes * options.memory_utilization) // options.num_workers
+        among = f" among {options.num_workers} workers" if options.num_workers > 1 else ""
+        how = f"{options.memory_utilization:.0%} of this machine's memory{among}, {format_bytes(memory_bytes)},"
+    if memory_bytes <= max(weight_bytes):
+        raise ConfigError(
+            f"{how} leaves no room for a KV cache beside weights of {format_bytes(max(weight_bytes))}; raise --memory "
+            f"or --memory-utilization, or take more workers (--tensor-parallel-size, --pipeline-parallel-size)"
+        )
+    return memory_bytes, [memory_bytes - num_bytes for num_bytes in weight_bytes]
+
+
+def _as_draft(specs: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    """Return the layers of a draft model under names that no layer of the target has."""
+    named = {}
+    for name, spec in specs.items():
+        owner = spec.cache_owner
+        named[f"draft.{name}"] = spec if owner is None else replace(spec, owner=f"draft.{owner}")  # type: ignore[call-arg]
+    return named
+
+
+def _answers(plans: list[KVCacheConfig], options: PlanOptions) -> dict[str, Any]:
+    """Return what a user asks: bytes per token and request, requests at once, the longest context for so many."""
+    from girih.kv.report import bytes_per_token, longest_context, request_bytes, requests_at_once
+
+    limit, ranks = plans[0].max_model_len, options.tensor_parallel_size
+    lengths = (*(length for length in TYPICAL_LENGTHS if length < limit), limit)
+    if options.context is not None:
+        lengths = (options.context,)
+    answers: dict[str, Any] = {
+        "max_model_len": limit,
+        "kv_bytes_per_token": ranks * sum(bytes_per_token(plan, 1) for plan in plans),
+        "kv_bytes_per_token_at_max_model_len": ranks * sum(bytes_per_token(plan, limit) for plan in plans),
+        "kv_bytes_per_sequence": ranks * sum(request_bytes(plan, limit) for plan in plans),
+        "requests_at_once": requests_at_once(plans, lengths),
+    }
+    if options.users is not None and answers["requests_at_once"]:
+        answers["longest_context"] = longest_context(plans, options.users)
+        if options.context is not None:
+            answers["fits"] = answers["requests_at_once"][0]["requests"] >= options.users
+    return answers
+
+
+def _stage_figures(
+    stages: list[_Stage], plans: list[KVCacheConfig], kv_memory: list[int], ranks: int
+) -> list[dict[str, Any]]:
+    """Return the bill of one worker of each stage."""
+    from girih.kv.report import plan_report
+
+    return [
+        {
+            "workers": [*range(index * ranks, (index + 1) * ranks)],
+            "stage_class": plan.stage_class,
+            "weight_bytes": stage.weight_bytes,
+            "kv_memory_bytes": num_bytes,
+            **plan_report(plan, num_bytes),
+        }
+        for index, (stage, plan, num_bytes) in enumerate(zip(stages, plans, kv_memory, strict=True))
+    ]
+
+
+@contextmanager
+def _logged_warnings() -> Iterator[list[str]]:
+    """Collect what the planner warns of."""
+    texts: list[str] = []
+
+    class _Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            texts.append(record.getMessage())
+
+    logger, collector = logging.getLogger("girih.kv"), _Collector(logging.WARNING)
+    propagate = logger.propagate
+    logger.addHandler(collector)
+    logger.propagate = False
+    try:
+        yield texts
+    finally:
+        logger.removeHandler(collector)
+        logger.propagate = propagate

@@ -1,0 +1,74 @@
+"""What `girih plan` takes beside the model: `PlanOptions`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from girih.config import EngineConfig
+from girih.errors import ConfigError
+
+WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "float8_e4m3fn")
+STATE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What `girih plan` takes beside the model; one command-line option per field.
+
+    Args:
+        memory: budget of each worker for weights and KV cache, e.g. 4GiB.
+        kv_cache_memory: budget of each worker for the KV cache alone, e.g. 512MiB.
+        memory_utilization: where no size is given, the share of this machine's memory that all workers together get.
+        max_model_len: longest request in tokens, or auto.
+        dtype: of the weights: auto, float32, bfloat16 or float16.
+        kv_dtype: of keys and values: auto (as the weights), bfloat16, float16, float32, int8 or float8_e4m3fn.
+        state_dtype: of recurrent states: float32, bfloat16 or float16.
+        tensor_parallel_size: workers that share each layer.
+        pipeline_parallel_size: stages, each with its share of the layers.
+        num_speculative_tokens: draft tokens per step; default 3 with a draft, else 0.
+        block_size: tokens per block; default: the smallest that fits.
+        users: requests at once to find the longest context for.
+        context: length in tokens of the requests to count.
+    """
+
+    memory: int | None = None
+    kv_cache_memory: int | None = None
+    memory_utilization: float = EngineConfig.memory_utilization
+    max_model_len: int | str = "auto"
+    dtype: str = "auto"
+    kv_dtype: str = "auto"
+    state_dtype: str = "float32"
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    num_speculative_tokens: int | None = None
+    block_size: int | None = None
+    users: int | None = None
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, naming the option and what it takes."""
+        for name in ("tensor_parallel_size", "pipeline_parallel_size", "block_size", "users", "context"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{option_name(name)} {value} must be at least 1")
+        if self.num_speculative_tokens is not None and self.num_speculative_tokens < 0:
+            raise ConfigError(f"--num-speculative-tokens {self.num_speculative_tokens} must be at least 0")
+        if not 0 < self.memory_utilization <= 1:
+            raise ConfigError(f"--memory-utilization {self.memory_utilization} must be above 0 and at most 1")
+        if self.memory is not None and self.kv_cache_memory is not None:
+            raise ConfigError("--memory and --kv-cache-memory exclude each other; the first one counts the weights too")
+        for name, known in (("dtype", WEIGHT_DTYPES), ("kv_dtype", KV_DTYPES), ("state_dtype", STATE_DTYPES)):
+            if getattr(self, name) not in known:
+                value = getattr(self, name)
+                raise ConfigError(f"{option_name(name)} {value!r} is not supported; choose {', '.join(known)}")
+
+    @property
+    def num_workers(self) -> int:
+        """Return how many workers there are."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+def option_name(field: str) -> str:
+    """Return how a field is written on the command line, e.g. "--kv-dtype"."""
+    return "--" + field.replace("_", "-")
