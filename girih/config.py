@@ -13,7 +13,8 @@ class EngineConfig:
 
     Args:
         model: a directory in Hugging Face format, a .gguf file, or a name that `girih pull` knows.
-        dtype: "auto" (as the checkpoint says), "float32" or "bfloat16"; weights and KV cache.
+        dtype: "auto" (as the checkpoint says), "float32" or "bfloat16"; of the weights.
+        kv_cache_dtype: of keys and values: "auto" (as the weights), or "int8": half of bfloat16's memory, less exact.
         max_model_len: longest request in tokens, or "auto": about the longest that the model and memory allow.
         kv_cache_memory_bytes: size of the KV cache pool; None measures what is free by a profile run.
         memory_utilization: share of this machine's memory (or of its cgroup limit) the process may use in all.
@@ -33,6 +34,7 @@ class EngineConfig:
 
     model: str
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | str = "auto"
     kv_cache_memory_bytes: int | None = None
     memory_utilization: float = 0.5
@@ -49,6 +51,11 @@ class EngineConfig:
     seed: int = 0
     check_invariants: bool = False
 
+    @property
+    def cache_dtype(self) -> str:
+        """Return what keys and values are stored as: "auto", as the checkpoint says, or a dtype name."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
     def __post_init__(self) -> None:
         """Refuse values that no engine could run with, naming the option and what it takes."""
         for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size"):
@@ -62,6 +69,8 @@ class EngineConfig:
             raise ConfigError(f"memory_utilization={self.memory_utilization!r} must be above 0 and at most 1")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r} is not supported; choose auto, float32 or bfloat16")
+        if self.kv_cache_dtype not in ("auto", "int8"):
+            raise ConfigError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not supported; choose auto or int8")
         if self.tensor_parallel_size * self.pipeline_parallel_size > 1:
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor_parallel_size} with pipeline_parallel_size="

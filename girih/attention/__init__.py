@@ -7,6 +7,9 @@ A backend is a module with one constant and three functions, see `AttentionBacke
     work = prepare(metadata, cache, window)     once per step for all layers of a group with the same window
     attend(query, cache, work, scale)           every query over its own row's live tokens
 
+A layer that reads another layer's cache only attends: the owner has written by then. Where the spec's dtype is "int8",
+`write` quantises per token and head, and `attend` turns back what it reads.
+
 A backend must never multiply a K or V that the step does not own: a page holds whatever bytes its last owner left,
 which may be NaN, and 0 * NaN is NaN.
 """
@@ -27,13 +30,18 @@ class KVCacheView:
 
     Args:
         tensors: by `TensorView` name, each [num_blocks + 1, *shape of one page]; the last page is the null page.
-        group: index of the layer's group in the plan.
+        group: index of the layer's group in the plan of this worker.
         block_size: tokens per page.
     """
 
     tensors: Mapping[str, torch.Tensor]
     group: int
     block_size: int
+
+    @property
+    def null_page(self) -> int:
+        """Return the id of the null page: the one past the last page."""
+        return next(iter(self.tensors.values())).shape[0] - 1
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,8 @@ class AttentionBackend(Protocol):
 
         Args:
             cache: the layer's cache.
-            key: [num_tokens, num_kv_heads, head_size], in the cache's dtype.
-            value: as key.
+            key: [num_tokens, num_kv_heads, head_size], in the model's dtype.
+            value: [num_tokens, num_kv_heads, v_head_size].
             slot_mapping: int64 [num_tokens].
         """
 
@@ -75,7 +83,7 @@ class AttentionBackend(Protocol):
 
         Args:
             metadata: the group's metadata.
-            cache: the cache of any layer of the group with this window; only its shape is used.
+            cache: the cache of any layer of the group with this window; only its block size and shapes are used.
             sliding_window: tokens that a query sees, itself included; None sees all before it.
         """
 
@@ -89,5 +97,5 @@ class AttentionBackend(Protocol):
             scale: factor on the dot products.
 
         Returns:
-            [num_tokens, num_heads, head_size], in the query's dtype.
+            [num_tokens, num_heads, v_head_size], in the query's dtype.
         """

@@ -8,6 +8,9 @@ tiles of queries. Batches and tiles have a fixed size limit, so that memory does
     gathered                           | 2 | 3 | 4 | 5 |
     live                                ..xxxxxxxxxxx...         tokens first_live .. num_computed + num_new
     what is not live is cut off (prefill) or set to zero (decode) before anything multiplies it
+
+An int8 cache holds x as round(x / scale) with scale = max |x| / 127 over the elements of one token and head, so that
+no element is off by more than half a scale. What is gathered is multiplied by its scales before all else.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ from girih.units import MIB, cdiv
 
 BLOCK_SIZE_MULTIPLE = 1
 
-# bytes of K gathered at once for a batch of decode rows (V takes as much again); one row may take more
-DECODE_GATHER_BYTES = 32 * MIB
+# bytes of K, or of V, gathered at once for a batch of decode rows; one row may take more
+DECODE_GATHER_BYTES = 8 * MIB
 # rows in one decode batch are at least this share as long as its longest, so that padding stays below one half
 DECODE_LENGTH_RATIO = 0.5
 # elements of one mask, queries x query heads per key head x keys
 MASK_ELEMENTS = 1 << 22
+
+INT8_MAX = 127
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,15 @@ class Work:
 
 def write(cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Store new tokens at their slots; see `AttentionBackend.write`."""
-    blocks, offsets = slot_mapping // cache.block_size, slot_mapping % cache.block_size
-    cache.tensors["key"].index_put_((blocks, offsets), key)
-    cache.tensors["value"].index_put_((blocks, offsets), value)
+    slots = (slot_mapping // cache.block_size, slot_mapping % cache.block_size)
+    for name, new in (("key", key), ("value", value)):
+        scales = cache.tensors.get(f"{name}_scale")
+        if scales is None:
+            cache.tensors[name].index_put_(slots, new)
+        else:
+            steps, scale = _quantise(new)
+            cache.tensors[name].index_put_(slots, steps)
+            scales.index_put_(slots, scale)
 
 
 def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | None) -> Work:
@@ -102,11 +113,11 @@ def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | N
 
 def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) -> torch.Tensor:
     """Attend from every token of the batch; see `AttentionBackend.attend`."""
-    output = torch.empty_like(query)
+    output = query.new_empty(*query.shape[:2], cache.tensors["value"].shape[-1])
     for batch in work.decodes:
         num_rows = batch.tokens.numel()
         key, value = (
-            _gather(cache.tensors[name], batch.block_ids)
+            _gather(cache, name, batch.block_ids, query.dtype)
             .index_fill_(0, batch.dead_slots, 0)
             .unflatten(0, (num_rows, -1))
             for name in ("key", "value")
@@ -124,7 +135,7 @@ def _decode_batches(
     first_column = first_live // cache.block_size
     num_columns = metadata.num_computed_tokens // cache.block_size + 1 - first_column
     rows = rows[np.argsort(-num_columns[rows], kind="stable")]
-    page_bytes = cache.tensors["key"][0].nbytes
+    page_bytes = max(_gathered_bytes(cache, name) for name in ("key", "value"))
     batches = []
     start = 0
     while start < rows.size:
@@ -171,10 +182,10 @@ def _prefill_row(
 
 
 def _attend_prefill(query: torch.Tensor, cache: KVCacheView, row: PrefillRow, scale: float) -> torch.Tensor:
-    """Attend from one row's new tokens, a tile of queries at a time: [num_new, num_heads, head_size]."""
+    """Attend from one row's new tokens, a tile of queries at a time: [num_new, num_heads, v_head_size]."""
     num_new = query.shape[0]
     live = slice(row.skip, row.skip + row.num_computed + num_new - row.first_live)
-    key, value = (_gather(cache.tensors[name], row.block_ids)[live] for name in ("key", "value"))
+    key, value = (_gather(cache, name, row.block_ids, query.dtype)[live] for name in ("key", "value"))
     queries_per_key = query.shape[1] // key.shape[1]
     tile = max(16, MASK_ELEMENTS // (key.shape[0] * queries_per_key))
     outputs = []
@@ -195,11 +206,32 @@ def _attend_prefill(query: torch.Tensor, cache: KVCacheView, row: PrefillRow, sc
     return torch.cat(outputs)
 
 
-def _gather(pages: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
-    """Copy whole pages: [num_pages, block_size, heads, size] -> [len(block_ids) * block_size, heads, size]."""
+def _gather(cache: KVCacheView, name: str, block_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Copy whole pages of "key" or "value", quantised ones turned back: [len(block_ids) * block_size, heads, size]."""
+    gathered = _gather_pages(cache.tensors[name], block_ids)
+    if (scales := cache.tensors.get(f"{name}_scale")) is None:
+        return gathered
+    return (gathered * _gather_pages(scales, block_ids).unsqueeze(-1)).to(dtype)
+
+
+def _gather_pages(pages: torch.Tensor, block_ids: torch.Tensor) -> torch.Tensor:
+    """Copy whole pages: [num_pages, block_size, ...] -> [len(block_ids) * block_size, ...]."""
     # each page is dense, so two dimensions are enough, which index_select copies ten times faster than four
     flat = pages.view(pages.shape[0], -1).index_select(0, block_ids)
     return flat.view(-1, *pages.shape[2:])
+
+
+def _gathered_bytes(cache: KVCacheView, name: str) -> int:
+    """Return the bytes of one page of "key" or "value" once gathered; quantised ones become float32 on the way."""
+    page = cache.tensors[name][0]
+    return page.nbytes if f"{name}_scale" not in cache.tensors else page.numel() * torch.float32.itemsize
+
+
+def _quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x as int8 [num_tokens, heads, size], and its scales, float32 [num_tokens, heads]; of zeros it is 0."""
+    scale = x.abs().amax(-1).float() / INT8_MAX
+    steps = x.float() / scale.masked_fill(scale == 0, 1).unsqueeze(-1)
+    return steps.round_().clamp_(-INT8_MAX, INT8_MAX).to(torch.int8), scale
 
 
 def _attend_dense(
@@ -210,14 +242,14 @@ def _attend_dense(
     Args:
         query: [batch, num_queries, num_heads, head_size].
         key: [batch, num_keys, num_kv_heads, head_size]; heads kv * g .. kv * g + g - 1 of the query share head kv.
-        value: as key.
+        value: [batch, num_keys, num_kv_heads, v_head_size].
         mask: bool [batch, num_queries, num_keys], True where a query sees a key.
         scale: factor on the dot products.
 
     Returns:
-        [batch, num_queries, num_heads, head_size].
+        [batch, num_queries, num_heads, v_head_size].
     """
-    batch, num_queries, num_heads, head_size = query.shape
+    batch, num_queries, num_heads, _ = query.shape
     num_kv_heads = key.shape[2]
     group = num_heads // num_kv_heads
     # the query heads that share a key head become more queries of that head: K and V are never repeated
@@ -226,4 +258,4 @@ def _attend_dense(
         folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask.repeat(1, group, 1).unsqueeze(1), scale=scale
     )
     output = output.unflatten(2, (group, num_queries)).permute(0, 3, 1, 2, 4)
-    return output.reshape(batch, num_queries, num_heads, head_size)
+    return output.reshape(batch, num_queries, num_heads, value.shape[-1])

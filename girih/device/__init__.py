@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,6 +42,14 @@ class Device(Protocol):
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return uint8 [num_bytes], aligned to at least 64 bytes; its content is arbitrary."""
+
+    def release(self, buffer: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+        """Give memory of a buffer back to the system until it is used again; its content is lost.
+
+        Args:
+            buffer: from `allocate`.
+            ranges: (first byte, byte past the last) each; nothing outside of them changes.
+        """
 
     def float32_rows(self) -> int | None:
         """Return from how many rows on a bfloat16 product is faster in float32; None: never."""

@@ -5,13 +5,16 @@ torch is imported where it is used, so that `girih plan` asks for the machine's 
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from girih.device import MemoryFacts
 from girih.errors import ConfigError
-from girih.units import format_bytes
+from girih.units import format_bytes, round_up
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +81,27 @@ def allocate(num_bytes: int) -> torch.Tensor:
             f"cannot allocate {format_bytes(num_bytes)} for the KV cache ({str(error).splitlines()[0]}); "
             "lower --kv-cache-memory or --memory-utilization"
         ) from error
+
+
+def release(buffer: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+    """Let the kernel take the whole memory pages inside the ranges; they read as zeros until written again.
+
+    Args:
+        buffer: from `allocate`.
+        ranges: (first byte, byte past the last) each.
+
+    Raises:
+        ConfigError: the kernel refuses, e.g. as the memory is locked.
+    """
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    for first, end in ranges:
+        start = round_up(buffer.data_ptr() + first, mmap.PAGESIZE)
+        num_bytes = (buffer.data_ptr() + end) // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if num_bytes <= 0:
+            continue
+        if madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), mmap.MADV_DONTNEED):
+            reason = os.strerror(ctypes.get_errno())
+            raise ConfigError(f"cannot give {format_bytes(num_bytes)} of idle KV cache back to the system: {reason}")
 
 
 def float32_rows() -> int | None:

@@ -11,14 +11,14 @@ from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 
 
 class Attention(nn.Module):
-    """Causal attention of one layer over its paged cache.
+    """Causal attention of one layer over its paged cache, or over that of another layer.
 
     The window is the layer's own, and is applied whatever its group keeps: a layer with a window in a group that
     keeps all tokens still forgets, and one without is never cut short by its neighbours.
 
     Args:
         name: the layer's name, the key of its spec and its cache.
-        spec: what the layer needs of the cache.
+        spec: what the layer needs of the cache; one that names an owner makes it a reader, which never writes.
         scale: factor on the dot products.
         sliding_window: tokens that a query sees, itself included; None sees all before it.
         backend: the attention backend.
@@ -52,20 +52,26 @@ class Attention(nn.Module):
         return self.spec
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, context: ForwardContext
+        self, query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None, context: ForwardContext
     ) -> torch.Tensor:
         """Store the batch's keys and values, then attend.
 
         Args:
             query: [num_tokens, num_heads, head_size].
-            key: [num_tokens, num_kv_heads, head_size].
-            value: as key.
+            key: [num_tokens, num_kv_heads, head_size]; None for a reader: the owner has written, earlier in this step.
+            value: [num_tokens, num_kv_heads, v_head_size], or None.
             context: of this step.
 
         Returns:
-            [num_tokens, num_heads * head_size].
+            [num_tokens, num_heads * v_head_size].
         """
+        assert (key is None) == (value is None) == (self.spec.cache_owner is not None), f"{self.name}: who writes?"
         cache = context.kv_caches[self.name]
-        self.backend.write(cache, key, value, context.groups[cache.group].slot_mapping)
-        work = context.attention_work(self, cache)
+        metadata = context.attention[cache.group]
+        if key is not None and value is not None:
+            self.backend.write(cache, key, value, metadata.slot_mapping)
+        work = context.once(
+            ("attention", cache.group, self.sliding_window),
+            lambda: self.backend.prepare(metadata, cache, self.sliding_window),
+        )
         return self.backend.attend(query, cache, work, self.scale).flatten(1)

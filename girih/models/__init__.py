@@ -15,12 +15,13 @@ from torch import nn
 
 from girih import arch, plugins
 from girih.layers.attention import AttentionBackend
+from girih.layers.dtypes import dtype_name
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 from girih.layers.linear import Linear, product
 
 
 class Decoder(nn.Module, ABC):
-    """Everything of a model but its output layer; the constructor takes (config, dtype, backend, builder)."""
+    """Everything of a model but its output layer; the constructor takes (config, dtype, specs, backend, builder)."""
 
     embed_tokens: nn.Embedding
     layers: nn.ModuleList
@@ -90,7 +91,11 @@ class CausalLM(nn.Module):
 
 
 def build_model(
-    config: Mapping[str, Any], dtype: torch.dtype, backend: AttentionBackend, float32_rows: int | None = None
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    backend: AttentionBackend,
+    float32_rows: int | None = None,
+    kv_dtype: str | None = None,
 ) -> tuple[CausalLM, ForwardContext]:
     """Build the model of config.json without weights.
 
@@ -99,6 +104,7 @@ def build_model(
         dtype: of weights and activations.
         backend: the attention backend of every layer.
         float32_rows: see `girih.layers.linear.product`.
+        kv_dtype: dtype name of keys and values; None: as the activations.
 
     Returns:
         The model, and the context that knows its layers.
@@ -108,9 +114,12 @@ def build_model(
     """
     module = plugins.load("girih.models", config["model_type"], what="model architecture (model_type)")
     builder = ForwardContextBuilder()
-    c = arch.load(config).parse_config(config)
+    facts = arch.load(config)
+    c = facts.parse_config(config)
+    dtypes = arch.CacheDtypes(kv=kv_dtype or dtype_name(dtype), activation=dtype_name(dtype))
+    specs = facts.kv_cache_specs(config, dtypes, backend.BLOCK_SIZE_MULTIPLE)
     model = CausalLM(
-        module.DECODER(config, dtype, backend, builder),
+        module.DECODER(config, dtype, specs, backend, builder),
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
         tied=c.tie_word_embeddings,

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from girih.arch.gemma3_text import SLIDING, Gemma3TextConfig, kv_cache_specs, parse_config
+from girih.arch.gemma3_text import SLIDING, Gemma3TextConfig, parse_config
 from girih.kv.spec import KVCacheSpec
 from girih.layers.attention import Attention, AttentionBackend
-from girih.layers.dtypes import dtype_name
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 from girih.layers.linear import Linear, embedding
 from girih.layers.mlp import GatedMLP
@@ -111,17 +110,22 @@ class Gemma3TextModel(Decoder):
 
     Args:
         config: config.json.
-        dtype: of weights, activations and cache.
+        dtype: of weights and activations.
+        specs: layer name -> what it caches.
         backend: the attention backend.
         builder: takes the registrations of the layers.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], dtype: torch.dtype, backend: AttentionBackend, builder: ForwardContextBuilder
+        self,
+        config: Mapping[str, Any],
+        dtype: torch.dtype,
+        specs: Mapping[str, KVCacheSpec],
+        backend: AttentionBackend,
+        builder: ForwardContextBuilder,
     ):
         super().__init__()
         c = parse_config(config)
-        specs = kv_cache_specs(config, dtype_name(dtype), backend.BLOCK_SIZE_MULTIPLE)
         self.layer_types = c.layer_types
         self.embed_scale = torch.tensor(c.hidden_size**0.5, dtype=dtype)  # rounded to the dtype first, as trained
         self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)

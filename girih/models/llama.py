@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from girih.arch.llama import LlamaConfig, kv_cache_specs, parse_config
+from girih.arch.llama import LlamaConfig, parse_config
 from girih.kv.spec import KVCacheSpec
 from girih.layers.attention import Attention, AttentionBackend
-from girih.layers.dtypes import dtype_name
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 from girih.layers.linear import Linear, embedding
 from girih.layers.mlp import GatedMLP
@@ -96,17 +95,22 @@ class LlamaModel(Decoder):
 
     Args:
         config: config.json.
-        dtype: of weights, activations and cache.
+        dtype: of weights and activations.
+        specs: layer name -> what it caches.
         backend: the attention backend.
         builder: takes the registrations of the layers.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], dtype: torch.dtype, backend: AttentionBackend, builder: ForwardContextBuilder
+        self,
+        config: Mapping[str, Any],
+        dtype: torch.dtype,
+        specs: Mapping[str, KVCacheSpec],
+        backend: AttentionBackend,
+        builder: ForwardContextBuilder,
     ):
         super().__init__()
         c = parse_config(config)
-        specs = kv_cache_specs(config, dtype_name(dtype), backend.BLOCK_SIZE_MULTIPLE)
         self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList(
             LlamaDecoderLayer(c, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder)

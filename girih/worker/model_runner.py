@@ -1,6 +1,7 @@
 """`ModelRunner`: runs steps of one model on one device; the same for every device.
 
-batch.apply(step) -> flat tokens and group metadata -> model -> logits of the rows that sample -> sampler
+pages moved and copied -> rows and block tables -> flat tokens and group metadata -> model
+    -> logits of the rows that sample -> sampler
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import torch
 from girih.attention import GroupMetadata, KVCacheView
 from girih.kv.config import KVCacheConfig
 from girih.layers.dtypes import torch_dtype
-from girih.layers.forward_context import ForwardContext, bind_kv_cache
+from girih.layers.forward_context import ForwardContext, StateMetadata, bind_kv_cache
 from girih.messages import StepInput, StepOutput, TokenLogprobs
 from girih.models import CausalLM
 from girih.request import SamplingParams
 from girih.units import cdiv
 from girih.worker.input_batch import FlatBatch, InputBatch
+from girih.worker.kv_cache import PagePool
 from girih.worker.sampler import SampleInput, SamplingRows, sample, token_logprobs
 
 # logits are made for this many elements at a time (rows x vocabulary), and tokens sampled from fewer, as that needs
@@ -68,20 +70,26 @@ class ModelRunner:
         self.logits_rows = max(1, LOGITS_ELEMENTS // vocab_size)
         self.sampler_rows = max(1, SAMPLER_ELEMENTS // vocab_size)
 
-    def bind(self, kv_caches: Mapping[str, KVCacheView], config: KVCacheConfig) -> None:
+    def bind(self, kv_caches: Mapping[str, KVCacheView], pages: PagePool, config: KVCacheConfig) -> None:
         """Take the layers' caches and make the batch of the plan's size.
 
         Args:
             kv_caches: by layer name.
+            pages: the pool that they are views of.
             config: the plan.
         """
         self.context = bind_kv_cache(kv_caches, self.context)
+        self.pages = pages
         self.batch = InputBatch(config, self.max_num_seqs, self.eos_token_ids)
 
     @torch.inference_mode()
     def execute_model(self, step: StepInput) -> StepOutput:
-        """Compute a step; the caches and the batch must be bound."""
+        """Compute a step, which may be one that only changes the cache; caches and batch must be bound."""
+        self.pages.copy(step.cache.moves)
+        self.pages.copy(step.cache.copies)
         self.batch.apply(step.new_rows, step.cache.tables)
+        if not step.rows.size:
+            return StepOutput(step.step_id, step.rows, np.zeros(0, np.int32))
         flat = self.batch.flatten(step)
         hidden = self._forward(flat)
         prompt_logprobs = self._prompt_logprobs(hidden, step, flat.query_starts)
@@ -127,7 +135,7 @@ class ModelRunner:
         )
 
     def _forward(self, flat: FlatBatch) -> torch.Tensor:
-        return self.model(flat.input_ids, flat.positions, self.context.for_step(flat.groups))
+        return self.model(flat.input_ids, flat.positions, self.context.for_step(flat.attention, flat.states))
 
     def _sample(self, hidden: torch.Tensor, rows: np.ndarray) -> tuple[np.ndarray, dict[int, TokenLogprobs]]:
         """Sample for rows int32 [m] from hidden states [m, hidden_size]: token ids int32 [m], log probabilities.
@@ -195,16 +203,18 @@ class ModelRunner:
             [np.arange(start, start + new) for start, new in zip(num_computed, num_new, strict=True)]
         )
         kv_caches = self._caches_of_one_page()
-        groups = [
-            GroupMetadata(
+        nothing, page_0 = np.zeros(0, np.int64), np.zeros(len(num_new), np.int64)
+        attention = {
+            cache.group: GroupMetadata(
                 query_starts=query_starts,
                 num_computed_tokens=np.array(num_computed),
                 block_table=np.zeros((len(num_new), cdiv(int(positions.max()) + 1, cache.block_size)), np.int32),
                 slot_mapping=torch.from_numpy(positions % cache.block_size),
             )
             for cache in kv_caches.values()
-        ]
-        context = replace(self.context, kv_caches=kv_caches).for_step(tuple(groups))
+        }
+        states = {group: StateMetadata(query_starts, page_0, page_0, nothing, nothing, nothing) for group in attention}
+        context = replace(self.context, kv_caches=kv_caches).for_step(attention, states)
         input_ids = torch.zeros(positions.size, dtype=torch.int64)
         hidden = self.model(input_ids, torch.from_numpy(positions), context, layers)
         self._sample_everything(hidden[: min(len(num_new), self.logits_rows)])

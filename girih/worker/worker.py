@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from girih import arch, plugins
 from girih.attention import AttentionBackend
 from girih.checkpoint.hf_config import eos_token_ids, load_config
@@ -13,7 +15,7 @@ from girih.kv.spec import KVCacheSpec
 from girih.layers.dtypes import torch_dtype
 from girih.messages import StepInput, StepOutput
 from girih.models import build_model
-from girih.worker.kv_cache import make_views
+from girih.worker.kv_cache import PagePool, byte_ranges, make_views
 from girih.worker.loader import load_weights
 from girih.worker.memory import MemoryProfile, MemoryReport, memory_report
 from girih.worker.model_runner import ModelRunner
@@ -45,7 +47,8 @@ class Worker:
         directory = resolve_model(self.config.model)
         model_config = load_config(directory)
         dtype = torch_dtype(arch.resolve_dtype(self.config.dtype, model_config))
-        model, context = build_model(model_config, dtype, self.backend, self.device.float32_rows())
+        kv_dtype = arch.resolve_dtype(self.config.cache_dtype, model_config)
+        model, context = build_model(model_config, dtype, self.backend, self.device.float32_rows(), kv_dtype)
         self.weights_bytes = load_weights(model, directory, model_config, dtype)
         facts = arch.load(model_config)
         self.model_limit = facts.max_model_len(model_config)
@@ -102,8 +105,17 @@ class Worker:
         """
         buffer = self.device.allocate(kv_cache_config.total_bytes)
         buffer[kv_cache_config.pool_bytes :].zero_()  # the null page
-        self.runner.bind(make_views(buffer, kv_cache_config), kv_cache_config)
+        self.buffer, self.kv_cache_config = buffer, kv_cache_config
+        self.runner.bind(make_views(buffer, kv_cache_config), PagePool(buffer, kv_cache_config), kv_cache_config)
         return [kv_cache_config.num_blocks(group) for group in range(len(kv_cache_config.groups))]
+
+    def release_slabs(self, slabs: np.ndarray) -> None:
+        """Give the memory of idle slabs back to the system, as far as it can take it; it comes back when they are used.
+
+        Args:
+            slabs: int [n]; places in the pool from 0, of slabs that no group has borrowed. What they hold is lost.
+        """
+        self.device.release(self.buffer, byte_ranges(slabs, self.kv_cache_config.slab_bytes))
 
     def compile_or_warm_up_model(self) -> None:
         """Touch the weights, so that the first request finds them in memory."""
@@ -115,4 +127,5 @@ class Worker:
 
     def shutdown(self) -> None:
         """Let go of the model and the pool."""
-        vars(self).pop("runner", None)
+        for name in ("runner", "buffer"):
+            vars(self).pop(name, None)

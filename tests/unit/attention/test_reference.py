@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from girih.attention import GroupMetadata, KVCacheView, reference
-from tests.dense_attention import ROWS, run_case
+from tests.dense_attention import ROWS, paged_cache, run_case
 
 
 def test_small_tiles_and_batches_give_the_same(monkeypatch):
@@ -26,3 +26,13 @@ def test_decode_batches_pad_at_most_to_twice_a_row():
     batches = reference.prepare(metadata, cache, None).decodes
     assert sorted(torch.cat([batch.tokens for batch in batches]).tolist()) == list(range(len(rows)))
     assert [batch.tokens.tolist() for batch in batches] == [[2, 1], [5], [3, 4], [0]]
+
+
+def test_decode_batches_of_an_int8_cache_are_as_small_as_its_float32_values_need(monkeypatch):
+    monkeypatch.setattr(
+        reference, "DECODE_GATHER_BYTES", 3 * 4 * 2 * 8 * torch.float32.itemsize
+    )  # 3 pages, turned back
+    cache = paged_cache(5, 4, 2, 4, dtype=torch.float32, v_head_size=8, quantised=True)
+    metadata = GroupMetadata(np.arange(8), np.zeros(7, np.int64), np.zeros((7, 1), np.int32), torch.zeros(0))
+    batches = reference.prepare(metadata, cache, None).decodes
+    assert [batch.tokens.numel() for batch in batches] == [3, 3, 1]

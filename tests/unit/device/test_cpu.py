@@ -124,3 +124,30 @@ def test_allocation_is_aligned_and_lazy():
 def test_a_size_that_cannot_be_had_is_refused_naming_it():
     with pytest.raises(ConfigError, match=r"cannot allocate .* for the KV cache .*--kv-cache-memory"):
         cpu.allocate(1 << 60)
+
+
+def test_released_memory_leaves_the_process_and_comes_back_when_it_is_written():
+    buffer = cpu.allocate(64 * MIB)
+    buffer.fill_(7)
+    full = cpu.process_bytes()
+    cpu.release(buffer, [(MIB, 21 * MIB), (40 * MIB, 60 * MIB)])
+    assert 39 * MIB < full - cpu.process_bytes() < 41 * MIB
+    outside = torch.cat((buffer[:MIB], buffer[21 * MIB : 40 * MIB], buffer[60 * MIB :]))
+    assert bool((outside == 7).all())
+    buffer.fill_(8)
+    assert bool((buffer == 8).all())
+    assert cpu.process_bytes() >= full - 2 * MIB
+
+
+def test_only_whole_memory_pages_within_a_range_are_released():
+    buffer = cpu.allocate(8 * mmap.PAGESIZE)
+    buffer.fill_(7)
+    cpu.release(buffer, [(100, 100 + mmap.PAGESIZE - 1), (3, 3), (2 * mmap.PAGESIZE, 5 * mmap.PAGESIZE + 1)])
+    assert bool((buffer[: 2 * mmap.PAGESIZE] == 7).all())
+    assert bool((buffer[5 * mmap.PAGESIZE + 1 :] == 7).all())
+
+
+def test_memory_that_the_kernel_does_not_take_back_is_an_error():
+    far_off = torch.empty(0, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=r"cannot give .* of idle KV cache back to the system"):
+        cpu.release(far_off, [(1 << 46, (1 << 46) + GIB)])

@@ -71,11 +71,11 @@ def test_a_context_is_a_value():
     context = make_context("a")
     bound = bind_kv_cache({"a": make_view()}, context)
     assert not context.kv_caches
-    step = bound.for_step(())
+    step = bound.for_step({}, {})
     assert step is not bound
     assert step.kv_caches == bound.kv_caches
     with pytest.raises(AttributeError):
-        step.groups = ()
+        step.attention = {}
 
 
 def test_a_model_without_any_cache_binds_nothing():

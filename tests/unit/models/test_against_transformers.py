@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.dense_attention import through_int8
 from tests.step_driver import StepDriver, make_worker
 from tests.tiny_models import reference_greedy, reference_model, tiny_gemma3, tiny_llama
 
@@ -148,3 +149,72 @@ def test_rows_of_one_step_can_read_the_prefix_pages_another_writes(variant, name
     output = driver.step({0: 40, 1: 10})
     expected = [reference_greedy(oracle, prompt, 1)[0] for prompt in (PROMPT[:40], PROMPT[:32] + PROMPT[60:70])]
     assert output.token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_pages_that_change_place_before_any_step_change_no_token(variant, name, seed):
+    directory, oracle = variant(name)
+    driver = StepDriver(make_worker(directory), poison=True, seed=seed)
+    prompts, outputs = {0: PROMPT[:41], 1: PROMPT[30:90]}, {0: [], 1: []}
+    for row, prompt in prompts.items():
+        driver.add(row, prompt)
+    for _ in range(25):
+        for group in range(len(driver.config.groups)):
+            driver.move(group, driver.rng.randint(0, 6))
+        output = driver.step({row: min(7, driver.num_known[row] - driver.num_computed[row]) for row in prompts})
+        for row, token in zip(output.rows.tolist(), output.token_ids.tolist(), strict=True):
+            outputs[row].append(token)
+    for row, prompt in prompts.items():
+        assert outputs[row] == reference_greedy(oracle, prompt, len(outputs[row]))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_prefix_that_ends_inside_a_block_is_written_on_in_a_copy(variant, name):
+    directory, oracle = variant(name)
+    driver = StepDriver(make_worker(directory), poison=True)
+    driver.add(0, PROMPT[:40])
+    expected = driver.run(0, 1)
+    for row, num_shared in enumerate((39, 38, 35, 33), start=1):
+        prompt = PROMPT[:num_shared] + PROMPT[60 : 60 + row]
+        driver.add(row, prompt, share_from=0, num_shared=num_shared)
+        assert driver.run(row, 4) == reference_greedy(oracle, prompt, 4), num_shared
+    assert expected + driver.run(0, 5) == reference_greedy(oracle, PROMPT[:40], 6)
+
+
+@pytest.fixture(scope="module")
+def int8_attention():
+    """Teach transformers an attention that takes keys and values through int8, as the cache does."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+    from transformers.models.gemma3.modeling_gemma3 import eager_attention_forward
+
+    def attend(module, query, key, value, mask, **options):
+        key, value = (through_int8(x).to(x.dtype) for x in (key, value))
+        return eager_attention_forward(module, query, key, value, mask, **options)
+
+    AttentionInterface.register("through_int8", attend)
+    AttentionMaskInterface.register("through_int8", eager_mask)
+    return "through_int8"
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-wide-heads", "gemma3", "gemma3-window-17"])
+def test_an_int8_cache_gives_what_transformers_gives_with_keys_and_values_through_int8(variant, name, int8_attention):
+    directory, plain = variant(name)
+    oracle = reference_model(directory)
+    oracle.set_attn_implementation(int8_attention)
+    with torch.inference_mode():
+        expected, exact = (model(torch.tensor([PROMPT])).logits[0] for model in (oracle, plain))
+    driver = StepDriver(make_worker(directory, kv_cache_dtype="int8"), poison=True)
+    assert {tensor.dtype for cache in driver.caches.values() for tensor in cache.tensors.values()} == {
+        torch.int8, torch.float32,
+    }  # fmt: skip
+    for row, chunk in enumerate((len(PROMPT), 1, 23)):
+        logits = all_logits(driver, row, chunk)
+        # a key that lies between two steps may go to either, where the last bits of its sums differ
+        assert (logits - expected).abs().mean() < 0.05 * (expected - exact).abs().mean()
+    driver.add(3, PROMPT[:37])
+    tokens = driver.run(3, 12)
+    with torch.inference_mode():
+        logits = oracle(torch.tensor([PROMPT[:37] + tokens])).logits[0, 36:-1]
+    assert (logits.max(1).values - logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]).max() < 0.02

@@ -39,7 +39,7 @@ def reference_logprobs(directory, tokens):
 def test_specs_are_those_that_config_json_promised(directory):
     config = load_config(directory)
     worker = make_worker(directory)
-    expected = arch.load(config).kv_cache_specs(config, "float32", block_size_multiple=1)
+    expected = arch.load(config).kv_cache_specs(config, arch.CacheDtypes("float32"), block_size_multiple=1)
     assert worker.get_kv_cache_spec() == expected
     assert list(worker.get_kv_cache_spec()) == list(expected)
 
@@ -303,3 +303,46 @@ def test_shutdown_lets_go_and_may_be_called_twice(directory):
     worker.shutdown()
     worker.shutdown()
     assert not hasattr(worker, "runner")
+
+
+def test_idle_slabs_go_back_to_the_system_and_can_be_used_again(tmp_path):
+    """The pool's other slabs and the null page stay as they are."""
+    worker = make_worker(tiny_llama(tmp_path))
+    driver = StepDriver(worker, pool_bytes=64 * MIB)
+    config, buffer = driver.config, worker.buffer
+    buffer[: config.pool_bytes].fill_(7)
+    full = worker.device.process_bytes()
+    released = np.array([s for s in range(1, config.num_slabs) if s % 100 not in (7, 8)], np.int32)
+    worker.release_slabs(np.random.default_rng(0).permutation(released))
+    expected_bytes = released.size * config.slab_bytes
+    assert 0.9 * expected_bytes < full - worker.device.process_bytes() < 1.05 * expected_bytes
+    slabs = buffer[: config.pool_bytes].view(config.num_slabs, -1)
+    assert bool((slabs[[0, 7, 8, 107, 108]] == 7).all())
+    assert not buffer[config.pool_bytes :].any()
+    driver.add(0, PROMPT)
+    tokens = driver.run(0, 12)
+    fresh = StepDriver(make_worker(tmp_path / "tiny-llama"))
+    fresh.add(0, PROMPT)
+    assert fresh.run(0, 12) == tokens
+
+
+def test_the_last_slab_is_released_up_to_the_null_page_and_nothing_for_no_slab(directory):
+    driver = StepDriver(make_worker(directory), pool_bytes=1 * MIB)
+    worker, config = driver.worker, driver.config
+    worker.buffer.fill_(7)
+    worker.release_slabs(np.zeros(0, np.int32))
+    assert bool((worker.buffer == 7).all())
+    worker.release_slabs(np.arange(config.num_slabs))
+    assert bool((worker.buffer[config.pool_bytes :] == 7).all())
+
+
+def test_keys_and_values_are_stored_as_the_option_says(directory):
+    worker = make_worker(directory, dtype="bfloat16", kv_cache_dtype="int8")
+    assert {spec.dtype for spec in worker.get_kv_cache_spec().values()} == {"int8"}
+    assert {p.dtype for p in worker.runner.model.parameters()} == {torch.bfloat16}
+    assert worker.determine_available_memory().available_bytes > 0
+    assert {spec.dtype for spec in make_worker(directory, dtype="bfloat16").get_kv_cache_spec().values()} == {
+        "bfloat16"
+    }
+    with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' is not supported; choose auto or int8"):
+        make_worker(directory, kv_cache_dtype="fp8")
