@@ -1,14 +1,18 @@
 """A scheduler over the real cache manager and the fake worker, with every invariant checked at every step."""
 
 import itertools
+from dataclasses import dataclass, field
 
 import numpy as np
 from fake_worker import VOCAB_SIZE, FakeWorker, expected_output
 
+from girih.kv.config import KVCacheConfig, one_per_class
 from girih.kv.manager import KVCacheManager
 from girih.kv.plan import get_kv_cache_configs
+from girih.kv.specs.chunked_local import ChunkedLocalAttentionSpec
 from girih.kv.specs.full_attention import FullAttentionSpec
 from girih.kv.specs.sliding_window import SlidingWindowSpec
+from girih.kv.specs.state import StateSpec
 from girih.request import SamplingParams
 from girih.sched.policies import fcfs
 from girih.sched.request_state import RequestState
@@ -25,6 +29,14 @@ def sliding(window, num_heads=1):
     return SlidingWindowSpec(num_heads, 8, "float32", window, block_size_multiple=1)
 
 
+def chunked(chunk, num_heads=1):
+    return ChunkedLocalAttentionSpec(num_heads, 8, "float32", chunk, block_size_multiple=1)
+
+
+def state(num_elements=8):
+    return StateSpec(((num_elements, 4),), ("float32",), block_size_multiple=1)
+
+
 def plan(*specs, num_pages, block_size=BLOCK, max_model_len="auto", model_limit=10_000):
     """Plan layers of these specs in a pool of about `num_pages` pages of one layer, and the null page."""
     page_bytes = max(spec.page_size_bytes(block_size) for spec in specs)
@@ -39,18 +51,65 @@ def plan(*specs, num_pages, block_size=BLOCK, max_model_len="auto", model_limit=
     return config
 
 
+@dataclass
+class Result:
+    """All that the updates said of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    error: str | None = None
+    num_cached_tokens: int | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)  # those whose log probabilities were reported
+
+
+def collect(updates, results):
+    """Add what updates say to results, by request id."""
+    for update in updates:
+        assert len(set(update.request_ids)) == len(update.request_ids) == len(update.token_ids)
+        for request_id, token_id in zip(update.request_ids, update.token_ids, strict=True):
+            result = results.setdefault(request_id, Result())
+            assert result.finish_reason is None
+            result.tokens.append(token_id)
+        for request_id, details in update.details.items():
+            result = results.setdefault(request_id, Result())
+            assert result.finish_reason is None
+            result.finish_reason, result.stop_reason = details.finish_reason, details.stop_reason
+            result.error = details.error
+            if details.num_cached_tokens is not None:
+                result.num_cached_tokens = details.num_cached_tokens
+            if details.prompt_logprobs is not None:
+                result.prompt_token_ids += details.prompt_logprobs.token_ids[:, 0].tolist()
+    return results
+
+
+def plan_stages(*stages, num_pages, model_limit=10_000):
+    """Plan one pipeline stage per list of specs, with about `num_pages` pages of one layer each; one plan per class."""
+    page_bytes = max(spec.page_size_bytes(BLOCK) for specs in stages for spec in specs)
+    return one_per_class(
+        get_kv_cache_configs(
+            [{f"layer.{s}.{i}": spec for i, spec in enumerate(specs)} for s, specs in enumerate(stages)],
+            [(num_pages + 1) * page_bytes] * len(stages),
+            max_model_len="auto",
+            model_limit=model_limit,
+            block_size=BLOCK,
+        )
+    )
+
+
 class Engine:
     """The engine core's loop without a model."""
 
     def __init__(self, config, *, max_num_seqs=8, max_num_batched_tokens=64, policy=fcfs, prefix_caching=True):
-        self.manager = KVCacheManager(config, max_num_seqs=max_num_seqs, enable_prefix_caching=prefix_caching)
+        configs = [config] if isinstance(config, KVCacheConfig) else config  # one per stage class
+        self.manager = KVCacheManager(configs, max_num_seqs=max_num_seqs, enable_prefix_caching=prefix_caching)
         self.scheduler = Scheduler(
             self.manager, policy.order, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
-        self.worker = FakeWorker(config, max_num_seqs)
+        self.worker = FakeWorker(*configs, max_num_seqs=max_num_seqs)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.requests = {}
-        self.updates = {}
+        self.results = {}
         self.ids = map(str, itertools.count())
 
     def add(self, prompt, max_tokens=4, *, priority=0, eos=(), salt="", **params):
@@ -73,8 +132,7 @@ class Engine:
             assert 0 < step.num_scheduled_tokens.sum() <= self.max_num_batched_tokens
             self.scheduler.update(step, self.worker.execute_model(step))
         self.manager.check()
-        for update in self.scheduler.take_updates():
-            self.updates.setdefault(update.request_id, []).append(update)
+        collect(self.scheduler.take_updates(), self.results)
         return step
 
     def run(self, max_steps=5000):
@@ -84,17 +142,21 @@ class Engine:
             self.step()
         raise AssertionError("the engine does not finish")
 
+    def result(self, request):
+        return self.results.get(request.request_id, Result())
+
     def tokens(self, request):
-        return [token for update in self.updates.get(request.request_id, []) for token in update.token_ids]
+        return self.result(request).tokens
 
     def finish(self, request):
-        return self.updates[request.request_id][-1].finish_reason
+        return self.result(request).finish_reason
 
     def assert_all_as_alone(self):
         for request in self.requests.values():
             output = self.tokens(request)
             assert output == expected_output(request.prompt_token_ids, len(output)), request.request_id
-            assert self.finish(request) == "length", self.updates[request.request_id][-1]
+            assert self.finish(request) == "length", self.result(request)
+            assert self.result(request).num_cached_tokens == request.num_cached_tokens
             assert len(output) == request.max_output_tokens
 
     def assert_nothing_held(self):

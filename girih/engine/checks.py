@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from girih.errors import BindingError, PlanError
 from girih.kv.config import KVCacheConfig
 from girih.kv.spec import KVCacheSpec
-from girih.messages import StepInput
+from girih.messages import CacheUpdate, StepInput
 
 
 def check_specs(expected: Mapping[str, KVCacheSpec], specs: Sequence[Mapping[str, KVCacheSpec]]) -> None:
@@ -27,7 +28,7 @@ def check_specs(expected: Mapping[str, KVCacheSpec], specs: Sequence[Mapping[str
         for name in (*expected, *actual):
             want, have = expected.get(name), actual.get(name)
             if want is not None and have is not None:
-                want = dataclasses.replace(want, block_size_multiple=have.block_size_multiple)
+                want = want.with_block_size_multiple(have.block_size_multiple)
             if want != have:
                 raise PlanError(
                     f"layer {name!r} on the worker of rank {rank} asks for {have}, but config.json says {want}"
@@ -53,14 +54,37 @@ def check_bound(configs: Sequence[KVCacheConfig], bound: Sequence[Sequence[int]]
             )
 
 
-def check_block_ids(step: StepInput, config: KVCacheConfig) -> None:
+def check_block_ids(step: StepInput, configs: Sequence[KVCacheConfig]) -> None:
     """Refuse a step with a block id that no worker has bound.
+
+    Args:
+        step: the step.
+        configs: the plan of every worker.
 
     Raises:
         BindingError: an id is negative or beyond the null page; names group and id.
     """
-    for group, update in enumerate(step.cache.tables):
-        null_id = config.null_block_id(group)
-        wrong = update.block_ids[(update.block_ids < 0) | (update.block_ids > null_id)]
+    null_ids = {
+        config.first_group + group: config.null_block_id(group)
+        for config in configs
+        for group in range(len(config.groups))
+    }
+    for group, block_ids in _named_ids(step.cache):
+        wrong = block_ids[(block_ids < 0) | (block_ids > null_ids[group])]
         if wrong.size:
-            raise BindingError(f"block id {int(wrong[0])} of group {group} is not bound; ids go from 0 to {null_id}")
+            raise BindingError(
+                f"block id {int(wrong[0])} of group {group} is not bound; ids go from 0 to {null_ids[group]}"
+            )
+
+
+def _named_ids(cache: CacheUpdate) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (group, ids) for all ids that a step names."""
+    for copies in (*cache.moves, *cache.copies):
+        yield copies.group, copies.sources
+        yield copies.group, copies.destinations
+    for group, table in enumerate(cache.tables):
+        yield group, table.block_ids
+    for group, states in cache.states.items():
+        yield group, states.state_in
+        yield group, states.state_out
+        yield group, states.cut_pages

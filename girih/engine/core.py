@@ -12,12 +12,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -27,67 +23,22 @@ from girih.checkpoint.resolve import resolve_model
 from girih.config import EngineConfig
 from girih.engine.checks import check_block_ids, check_bound, check_specs
 from girih.engine.interrupts import uninterrupted
-from girih.errors import ExecutorError
+from girih.engine.pool_memory import PoolMemory
+from girih.engine.report import EngineStats, StartupReport
+from girih.errors import ExecutorError, GirihError
 from girih.executor._base import CALL_TIMEOUT_S, Executor
 from girih.kv.config import KVCacheConfig
-from girih.kv.manager import CacheStats, KVCacheManager
+from girih.kv.manager import KVCacheManager
 from girih.kv.plan import get_kv_cache_configs
 from girih.kv.spec import KVCacheSpec
 from girih.messages import StepInput, StepOutput
 from girih.request import SamplingParams
-from girih.sched.request_state import RequestState, RequestUpdate
+from girih.sched.request_state import RequestState
 from girih.sched.scheduler import Scheduler
+from girih.sched.updates import StepUpdate
 from girih.units import dtype_bytes
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class StartupReport:
-    """How long each phase of bring-up took, and what memory was found.
-
-    Args:
-        phases_s: phase -> seconds, in order; together they are the start-up time.
-        memory: what each worker reported, by rank; empty when the KV cache's size was given.
-    """
-
-    phases_s: dict[str, float] = field(default_factory=dict)
-    memory: list[Any] = field(default_factory=list)
-
-    @property
-    def total_s(self) -> float:
-        """Return the start-up time in seconds."""
-        return sum(self.phases_s.values())
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time and log one phase."""
-        logger.debug("%s ...", name)
-        start = time.perf_counter()
-        yield
-        self.phases_s[name] = self.phases_s.get(name, 0.0) + time.perf_counter() - start
-        logger.info("%s: %.3f s", name, self.phases_s[name])
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """What the engine is doing.
-
-    Args:
-        num_running: requests that hold a row and pages.
-        num_waiting: requests that wait, new or preempted.
-        num_preemptions: times a request lost its pages, since start-up.
-        num_steps: steps since start-up.
-        kv_cache_usage: share of the slabs that hold a page in use.
-        cache: the cache manager's own counts.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_preemptions: int
-    num_steps: int
-    kv_cache_usage: float
-    cache: CacheStats
 
 
 class EngineCore:
@@ -107,7 +58,7 @@ class EngineCore:
             self.model_directory = resolve_model(config.model)
         self.config = dataclasses.replace(config, model=str(self.model_directory))
         self.model_config = load_config(self.model_directory)
-        self.vocab_size: int = arch.load(self.model_config).parse_config(self.model_config).vocab_size
+        self.vocab_size: int = arch.parse_config(self.model_config).vocab_size
         self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self._request_ids = map(str, itertools.count())
         self._num_steps = 0
@@ -118,7 +69,8 @@ class EngineCore:
         try:
             self.kv_cache_configs = self._bring_up()
             with self.startup_report.phase("make scheduler"):
-                self.scheduler = self._make_scheduler(self.kv_cache_configs[0])
+                self.scheduler = self._make_scheduler()
+            self._pool_memory = PoolMemory(self.kv_cache_configs, self.scheduler.manager, self.executor)
             logger.info("start-up took %.3f s", self.startup_report.total_s)
         except BaseException:
             self.executor.shutdown()
@@ -173,17 +125,19 @@ class EngineCore:
         """Tell whether any request waits or runs."""
         return self.scheduler.has_unfinished()
 
-    def step(self) -> list[RequestUpdate]:
+    def step(self) -> list[StepUpdate]:
         """Move every request on: schedule, execute and sample, update.
 
         Returns:
-            What became known, one update per request that has news.
+            What became known: one update, or none, or two if a step before was interrupted.
         """
         with uninterrupted():
             self._launch()
         self._collect()
         if self.config.check_invariants:
             self.scheduler.manager.check()
+        if not self.has_unfinished():
+            self._release_free_slabs()
         return self.scheduler.take_updates()
 
     def reset_prefix_cache(self) -> bool:
@@ -194,6 +148,32 @@ class EngineCore:
         """
         return self.scheduler.manager.reset_prefix_cache()
 
+    def resize_kv_cache(self, memory_bytes: int) -> list[int]:
+        """Let each worker's KV cache have so many bytes at most, in whole slabs, up to what was planned at start-up.
+
+        Requests in progress go on; their output is cut to the longest request that can be served then, as it is when
+        a request is added. Memory that is no longer used goes back to the system.
+
+        Args:
+            memory_bytes: for each worker.
+
+        Returns:
+            The bytes that each worker's KV cache has now, by rank.
+
+        Raises:
+            CapacityError: requests in progress need more; nothing has changed.
+            ExecutorError: the engine is dead.
+        """
+        self._check_alive()
+        self._collect()
+        with uninterrupted():
+            longest = max(2, self.scheduler.longest_request_tokens() + 1)
+            self.scheduler.limit_requests(self._pool_memory.resize(memory_bytes, longest))
+            self._hand_out(self.scheduler.make_empty_step())  # pages have moved
+        self._collect()
+        self._release_free_slabs()
+        return self._pool_memory.total_bytes
+
     def stats(self) -> EngineStats:
         """Return what the engine is doing now."""
         queues, manager = self.scheduler.queues, self.scheduler.manager
@@ -203,6 +183,7 @@ class EngineCore:
             num_preemptions=queues.num_preemptions,
             num_steps=self._num_steps,
             kv_cache_usage=manager.usage,
+            moved_bytes=self._pool_memory.moved_bytes,
             cache=manager.stats(),
         )
 
@@ -239,7 +220,9 @@ class EngineCore:
     def _expected_specs(self) -> dict[str, KVCacheSpec]:
         """Say what each layer will ask for, from config.json alone; no backend was asked, so blocks are of any size."""
         dtype = arch.resolve_dtype(self.config.dtype, self.model_config)
-        return arch.load(self.model_config).kv_cache_specs(self.model_config, dtype, block_size_multiple=1)
+        kv_dtype = arch.resolve_dtype(self.config.cache_dtype, self.model_config)
+        dtypes = arch.CacheDtypes(kv=kv_dtype, activation=dtype)
+        return arch.load(self.model_config).kv_cache_specs(self.model_config, dtypes, block_size_multiple=1)
 
     def _try_plan(self, specs: Mapping[str, KVCacheSpec]) -> None:
         """Refuse what cannot fit before any weight is read; of the memory only an upper bound is known yet."""
@@ -273,10 +256,10 @@ class EngineCore:
             block_size=self.config.block_size,
         )
 
-    def _make_scheduler(self, kv_cache_config: KVCacheConfig) -> Scheduler:
+    def _make_scheduler(self) -> Scheduler:
         policy = plugins.load("girih.sched.policies", self.config.scheduling_policy, what="scheduling policy")
         manager = KVCacheManager(
-            kv_cache_config,
+            self.kv_cache_configs,
             max_num_seqs=self.config.max_num_seqs,
             enable_prefix_caching=self.config.enable_prefix_caching,
         )
@@ -295,10 +278,13 @@ class EngineCore:
             return
         self._check_alive()
         step = self.scheduler.schedule()
-        if step is None:
-            return
+        if step is not None:
+            self._hand_out(step)
+
+    def _hand_out(self, step: StepInput) -> None:
         try:
-            check_block_ids(step, self.kv_cache_configs[0])
+            check_block_ids(step, self.kv_cache_configs)
+            self._pool_memory.count_moves(step.cache.moves)
             self._num_steps = step.step_id
             self._in_flight = (step, self.executor.execute_model(step))
         except BaseException as error:  # its requests count on pages that nobody will fill
@@ -343,6 +329,14 @@ class EngineCore:
     def _die(self, reason: str) -> None:
         self._dead = reason
         self.scheduler.fail_all(reason)
+
+    def _release_free_slabs(self) -> None:
+        """Give free slabs' memory back; if the worker cannot even do that, its next step will say so."""
+        if self._dead is None and self._in_flight is None:
+            try:
+                self._pool_memory.release_free_slabs()
+            except GirihError:
+                logger.exception("free KV cache could not be given back to the system")
 
     def _check_alive(self) -> None:
         if self._dead is not None:

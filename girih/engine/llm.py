@@ -14,10 +14,11 @@ from typing import Any
 from girih.checkpoint.resolve import resolve_model
 from girih.checkpoint.tokenizer import Tokenizer
 from girih.config import EngineConfig
-from girih.engine.core import EngineCore, EngineStats, StartupReport
+from girih.engine.core import EngineCore
 from girih.engine.input_processing import Prompt, TokenizedPrompt, as_list, check_salt, split_completions, tokenize
 from girih.engine.interrupts import uninterrupted
 from girih.engine.output_processing import OutputProcessor, new_request_output
+from girih.engine.report import EngineStats, StartupReport
 from girih.errors import ConfigError, RequestError
 from girih.kv.config import KVCacheConfig
 from girih.request import RequestOutput, SamplingParams
@@ -73,6 +74,27 @@ class LLM:
     def stats(self) -> EngineStats:
         """Return what the engine is doing: requests, preemptions, cache."""
         return self.core.stats()
+
+    def resize_kv_cache(self, memory: int | str) -> list[int]:
+        """Give memory of the KV cache back to the system, or take it again, while the engine runs.
+
+        Cached prefixes in the way move or are forgotten. Requests in progress go on; their output is cut to the
+        longest request that can be served then.
+
+        Args:
+            memory: the most that each worker's KV cache may have, in bytes or like "1GiB"; whole slabs of it are used,
+                never more than what was planned at start-up.
+
+        Returns:
+            The bytes that each worker's KV cache has now, by rank.
+
+        Raises:
+            CapacityError: requests in progress need more; nothing has changed.
+            ConfigError: `memory` is no size.
+        """
+        memory_bytes = parse_bytes(memory)
+        with self._lock:
+            return self.core.resize_kv_cache(memory_bytes)
 
     def generate(
         self,
@@ -240,8 +262,9 @@ class LLM:
         with self._lock:
             updates = self.core.step()
             with uninterrupted():
-                for core_id in self._outputs.process(updates):
-                    self.core.abort(core_id)
+                for update in updates:
+                    for core_id in self._outputs.process(update):
+                        self.core.abort(core_id)
 
     def _abort(self, core_ids: Sequence[str]) -> None:
         with self._lock, uninterrupted():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from girih.checkpoint.tokenizer import Tokenizer
 from girih.engine.detokenizer import Detokenizer
 from girih.messages import TokenLogprobs
 from girih.request import CompletionOutput, Logprob, RequestOutput, SamplingParams
-from girih.sched.request_state import RequestUpdate
+from girih.sched.updates import RequestUpdate, StepUpdate
 
 
 class Completion:
@@ -33,22 +33,27 @@ class Completion:
             min_tokens=params.min_tokens,
         )
 
-    def apply(self, update: RequestUpdate) -> bool:
-        """Take in one update.
+    def apply(self, token_id: int | None, update: RequestUpdate | None) -> bool:
+        """Take in what one step brought.
+
+        Args:
+            token_id: the new token, if there is one.
+            update: what else became known, if anything.
 
         Returns:
             Whether a stop string ended it although the core goes on.
         """
-        self._add_request_facts(update)
-        for i, token_id in enumerate(update.token_ids):
+        finish_reason = None
+        if update is not None:
+            finish_reason = update.finish_reason
+            self._add_details(update)
+        if token_id is not None:
             self.output.token_ids.append(token_id)
-            if self.output.logprobs is not None:
-                self.output.logprobs.append(_logprob_maps(update.logprobs[i], self._tokenizer)[0])
-            is_stop_token = update.finish_reason == "stop" and i == len(update.token_ids) - 1
+            is_stop_token = finish_reason == "stop"
             if not is_stop_token and self._show(self._detokenizer.append(token_id)):
-                return update.finish_reason is None
-        if update.finish_reason is not None and not self._show(self._detokenizer.finish()):
-            self.output.finish_reason, self.output.stop_reason = update.finish_reason, update.stop_reason
+                return finish_reason is None
+        if update is not None and finish_reason is not None and not self._show(self._detokenizer.finish()):
+            self.output.finish_reason, self.output.stop_reason = finish_reason, update.stop_reason
         return False
 
     def _show(self, shown: tuple[str, str | None]) -> bool:
@@ -59,12 +64,16 @@ class Completion:
             self.output.finish_reason, self.output.stop_reason = "stop", stop
         return stop is not None
 
-    def _add_request_facts(self, update: RequestUpdate) -> None:
+    def _add_details(self, update: RequestUpdate) -> None:
         if update.error is not None:
             self.request.error = update.error
+        if update.logprobs is not None:
+            assert self.output.logprobs is not None
+            self.output.logprobs += _logprob_maps(update.logprobs, self._tokenizer)
         if self.output.index > 0:
             return
-        self.request.num_cached_tokens = update.num_cached_tokens
+        if update.num_cached_tokens is not None:
+            self.request.num_cached_tokens = update.num_cached_tokens
         if update.prompt_logprobs is not None:
             assert self.request.prompt_logprobs is not None
             self.request.prompt_logprobs += _logprob_maps(update.prompt_logprobs, self._tokenizer)
@@ -85,23 +94,24 @@ class OutputProcessor:
         """Follow one sequence of the core; `request` gets one more completion."""
         self._completions[core_id] = Completion(request, index, params, self._tokenizer)
 
-    def process(self, updates: Iterable[RequestUpdate]) -> list[str]:
-        """Fill in what became known.
+    def process(self, update: StepUpdate) -> list[str]:
+        """Fill in what became known in one step.
 
         Returns:
             Core ids that the core must abort: a stop string has ended them, or nobody follows them because an abort
             was interrupted half-way.
         """
         stopped = []
-        for update in updates:
-            completion = self._completions.get(update.request_id)
+        tokens = dict(zip(update.request_ids, update.token_ids, strict=True))
+        for core_id in tokens | update.details:
+            completion = self._completions.get(core_id)
             if completion is None:
-                stopped.append(update.request_id)
+                stopped.append(core_id)
                 continue
-            if completion.apply(update):
-                stopped.append(update.request_id)
+            if completion.apply(tokens.get(core_id), update.details.get(core_id)):
+                stopped.append(core_id)
             if completion.output.finish_reason is not None:
-                del self._completions[update.request_id]
+                del self._completions[core_id]
         return stopped
 
     def abort(self, core_ids: Sequence[str]) -> list[str]:

@@ -10,6 +10,8 @@ goes on; whatever is left then goes to the prompts in order, so that no budget i
 At most `MAX_PARTIAL_PROMPTS` prompts are in progress. While so many are, the first that waits is only let in if this
 step can complete it, that is, with about a fifth of the budget; if it cannot, the next that waits and can be
 completed goes before it. Each is passed by at most `MAX_TIMES_PASSED` others while it is the first.
+
+Decodes are rows in an array, however many they are; only prompts are looked at one by one.
 """
 
 from __future__ import annotations
@@ -42,28 +44,39 @@ class BatchBuilder:
     """
 
     def __init__(self, queues: RequestQueues, manager: KVCacheManager, *, max_num_tokens: int, max_running: int):
-        self.chunks: dict[RequestState, int] = {}
-        """Tokens that each request computes in this step."""
         self._queues = queues
         self._manager = manager
         self._budget_left = max_num_tokens
         self._max_running = max_running
+        self._decode_rows = np.zeros(0, dtype=np.int32)  # in order
         self._prompts: dict[RequestState, int] = {}  # those with more than one token to compute -> how many
+        self._chunks: dict[RequestState, int] = {}  # tokens that each of them computes in this step
+        self._partial: dict[RequestState, int] = {}  # those that this step does not complete -> their chunk so far
         self._newcomers: list[RequestState] = []
         self._admission_open = True
 
-    def fill(self) -> None:
-        """Choose the work; see the module. `chunks` stays empty when nothing can run."""
+    def fill(self) -> bool:
+        """Choose the work; see the module.
+
+        Returns:
+            Whether there is any: not if nothing can run.
+        """
         self._schedule_decodes()
-        self._schedule_prompts()
-        self._publish(self._prompts)  # nothing is preempted in this pass from here on
+        if self._prompts:
+            self._schedule_prompts()
+        self._publish_running()  # nothing is preempted in this pass from here on
         self._admit_waiting()
-        self._hand_out_leftovers()
+        if self._partial:
+            self._hand_out_leftovers()
+        return bool(len(self._decode_rows) or self._chunks)
 
     def make_step(self, step_id: int) -> StepInput:
         """Write the batch as the message to the workers."""
-        rows = rows_of(self.chunks)
-        num_scheduled = np.fromiter(self.chunks.values(), dtype=np.int32, count=len(rows))
+        rows, num_scheduled = self._decode_rows, np.ones(len(self._decode_rows), dtype=np.int32)
+        if self._chunks:
+            chunks = np.fromiter(self._chunks.values(), dtype=np.int32, count=len(self._chunks))
+            rows = np.concatenate([rows, rows_of(self._chunks)])
+            num_scheduled = np.concatenate([num_scheduled, chunks])
         num_computed = self._manager.num_computed_tokens[rows].astype(np.int32)
         return StepInput(
             step_id=step_id,
@@ -72,28 +85,34 @@ class BatchBuilder:
             rows=rows,
             num_computed_tokens=num_computed,
             num_scheduled_tokens=num_scheduled,
-            samples=num_computed + num_scheduled == self._queues.num_tokens[rows],
+            samples=num_computed + num_scheduled == self._queues.rows.num_tokens[rows],
         )
 
     # ---- the pass, in order
 
     def _schedule_decodes(self) -> None:
-        running, remaining = self._queues.running, self._queues.num_remaining()
-        decodes = [request for request, n in zip(running, remaining, strict=True) if n == 1]
-        self._prompts = {request: n for request, n in zip(running, remaining, strict=True) if n > 1}
-        while decodes:
-            num_served = self._manager.reserve(rows_of(decodes), np.ones(len(decodes), dtype=np.int32))
-            if num_served == len(decodes):
+        queues, remaining = self._queues, self._queues.num_remaining()
+        decodes = remaining == 1
+        self._decode_rows = queues.running_rows()
+        if not decodes.all():
+            self._decode_rows = self._decode_rows[decodes]
+            prompts = np.flatnonzero(~decodes)
+            self._prompts = {
+                queues.running[i]: n for i, n in zip(prompts.tolist(), remaining[prompts].tolist(), strict=True)
+            }
+            self._partial = dict.fromkeys(self._prompts, 0)
+        self._budget_left -= len(self._decode_rows)
+        while len(self._decode_rows):
+            num_decodes = len(self._decode_rows)
+            num_served = self._manager.reserve(self._decode_rows, np.ones(num_decodes, dtype=np.int32))
+            if num_served == num_decodes:
                 break
-            newest = running[-1]
-            if newest is decodes[num_served]:
+            newest = queues.running[-1]
+            if newest.row == self._decode_rows[num_served]:
                 self._admission_open = False  # it pauses
-                decodes.pop()
+                self._drop_decode(newest)
                 break
             self._preempt(newest)
-            decodes = [request for request in decodes if request is not newest]
-        for request in decodes:
-            self._grant(request, 1)
 
     def _schedule_prompts(self) -> None:
         num_sharers = min(len(self._prompts), MAX_PARTIAL_PROMPTS) + bool(self._queues.waiting)
@@ -113,17 +132,13 @@ class BatchBuilder:
 
     def _admit_waiting(self) -> None:
         """Admit from the front of the queue; only `_short_prompt` passes somebody over."""
-        solo, waiting = self._queues.solo, self._queues.waiting
-        if solo is not None:
-            if solo.row is None:
-                self._admit(solo, self._budget_left)
-            return
+        waiting = self._queues.waiting
         while waiting and self._admission_open and self._budget_left and len(self._queues.running) < self._max_running:
-            first, partial = waiting[0], self._partial_prompts()
-            enough = len(partial) >= MAX_PARTIAL_PROMPTS
+            first = waiting[0]
+            enough = len(self._partial) >= MAX_PARTIAL_PROMPTS
             request = self._short_prompt() if enough else first
             share = self._budget_left if enough else self._share(min(len(waiting), MAX_PARTIAL_PROMPTS))
-            if request is None or not self._fits_beside(partial, request) or not self._admit(request, share):
+            if request is None or not self._fits_beside(request) or not self._admit(request, share):
                 return
             first.num_times_passed += request is not first
 
@@ -161,7 +176,7 @@ class BatchBuilder:
 
     def _hand_out_leftovers(self) -> None:
         """Give what nobody else could use to the prompts, the first in order first."""
-        for request, chunk in sorted(self._partial_prompts().items(), key=lambda item: self._queues.order(item[0])):
+        for request, chunk in sorted(self._partial.items(), key=lambda item: self._queues.order(item[0])):
             limit = min(self._prompts[request], chunk + self._budget_left)
             if limit == chunk or request.row is None:
                 continue
@@ -176,11 +191,11 @@ class BatchBuilder:
         """Return the most tokens that one of `num_sharers` prompts may take of what is left."""
         return max(self._budget_left // max(1, num_sharers), 1)
 
-    def _fits_beside(self, partial: dict[RequestState, int], newcomer: RequestState) -> bool:
+    def _fits_beside(self, newcomer: RequestState) -> bool:
         """Tell whether a newcomer fits and leaves the prompts in progress the pages that they were admitted for."""
-        groups = self._manager.config.groups
+        groups = self._manager.groups
         spoken_for = np.zeros(len(groups), dtype=np.int64)
-        for request, chunk in partial.items():
+        for request, chunk in self._partial.items():
             peaks = capacity.peak_pages(groups, request.num_tokens)
             num_computed = int(self._manager.num_computed_tokens[request.row])
             for g, group in enumerate(groups):
@@ -193,33 +208,46 @@ class BatchBuilder:
             spoken_for=spoken_for,
         )
 
-    def _partial_prompts(self) -> dict[RequestState, int]:
-        """Return the prompts that this step does not complete, with their chunks so far."""
-        chunks = ((request, self.chunks.get(request, 0)) for request in self._prompts)
-        return {request: chunk for request, chunk in chunks if chunk < self._prompts[request]}
-
-    def _grant(self, request: RequestState, chunk: int) -> None:
-        """Set a request's chunk, whatever it had before."""
-        self._budget_left -= chunk - self.chunks.get(request, 0)
-        self.chunks[request] = chunk
-
     def _reserve(self, request: RequestState, chunk: int) -> None:
+        """Take the pages of a prompt's chunk, whatever it had before."""
         num_served = self._manager.reserve(rows_of([request]), np.array([chunk], dtype=np.int32))
         assert num_served == 1, "max_new_tokens promised more than reserve can do"
-        self._grant(request, chunk)
+        self._budget_left -= chunk - self._chunks.get(request, 0)
+        self._chunks[request] = chunk
+        if chunk < self._prompts[request]:
+            self._partial[request] = chunk
+        else:
+            self._partial.pop(request, None)
 
     def _preempt(self, request: RequestState) -> None:
         """Take a request out of this step and of its row; what it gave up is not for newcomers."""
-        self._queues.preempt(request)
-        self._budget_left += self.chunks.pop(request, 0)
+        self._drop_decode(request)
+        self._budget_left += self._chunks.pop(request, 0)
         self._prompts.pop(request, None)
+        self._partial.pop(request, None)
+        self._queues.preempt(request)
         self._admission_open = False
 
+    def _drop_decode(self, request: RequestState) -> None:
+        others = self._decode_rows[self._decode_rows != request.row]
+        self._budget_left += len(self._decode_rows) - len(others)
+        self._decode_rows = others
+
+    def _publish_running(self) -> None:
+        """Publish the prompts in progress; of a decode only what is left of the tokens that it entered with."""
+        self._publish(self._prompts)
+        rows = self._decode_rows
+        num_computed = self._manager.num_computed_tokens[rows]
+        last = np.flatnonzero(num_computed < self._queues.rows.num_tokens_at_entry[rows])
+        if len(last):
+            self._manager.publish(rows[last], num_computed[last] + 1)
+
     def _publish(self, requests: Iterable[RequestState]) -> None:
-        scheduled = [request for request in requests if request in self.chunks]
-        rows = rows_of(scheduled)
-        chunks = np.array([self.chunks[request] for request in scheduled], dtype=np.int32)
-        self._manager.publish(rows, self._manager.num_computed_tokens[rows] + chunks)
+        scheduled = [request for request in requests if request in self._chunks]
+        if scheduled:
+            rows = rows_of(scheduled)
+            chunks = np.array([self._chunks[request] for request in scheduled], dtype=np.int32)
+            self._manager.publish(rows, self._manager.num_computed_tokens[rows] + chunks)
 
 
 def _new_row(request: RequestState) -> NewRow:

@@ -9,6 +9,7 @@ import numpy as np
 
 from girih.kv.manager import KVCacheManager
 from girih.sched.request_state import RequestState
+from girih.sched.rows import RunningRows
 
 
 class RequestQueues:
@@ -29,13 +30,10 @@ class RequestQueues:
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self.by_id: dict[str, RequestState] = {}
-        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
-        """Known tokens of each row."""
+        self.rows = RunningRows(max_num_seqs)
         self.num_preemptions = 0
-        self.solo: RequestState | None = None
-        """The request that runs alone until it has finished; see `scheduler.py`."""
         self._manager = manager
-        self._by_row: list[RequestState | None] = [None] * max_num_seqs
+        self._running_rows: np.ndarray | None = None  # None: somebody has entered or left
         self._num_arrivals = 0
 
     def add(self, request: RequestState) -> None:
@@ -51,9 +49,9 @@ class RequestQueues:
         request.row = row
         if request.num_cached_tokens is None:
             request.num_cached_tokens = num_cached_tokens
-        self._by_row[row] = request
-        self.num_tokens[row] = request.num_tokens
+        self.rows.enter(request, row)
         insort(self.running, request, key=self.order)
+        self._running_rows = None
 
     def preempt(self, request: RequestState) -> None:
         """Take a running request's pages; it waits again with its tokens, before all that came after it."""
@@ -69,26 +67,25 @@ class RequestQueues:
         else:
             self._give_up_row(request)
         del self.by_id[request.request_id]
-        if request is self.solo:
-            self.solo = None
 
-    def in_row(self, row: int) -> RequestState:
-        """Return the request that runs in `row`."""
-        request = self._by_row[row]
-        assert request is not None, row
-        return request
+    def running_rows(self) -> np.ndarray:
+        """Return the rows of the running requests in their order, int32 [n]; not to be written to."""
+        if self._running_rows is None:
+            self._running_rows = rows_of(self.running)
+        return self._running_rows
 
-    def num_remaining(self) -> list[int]:
-        """Return, for each running request, how many known tokens are not computed."""
-        rows = rows_of(self.running)
-        return (self.num_tokens[rows] - self._manager.num_computed_tokens[rows]).tolist()
+    def num_remaining(self) -> np.ndarray:
+        """Return, for each running request in order, how many known tokens are not computed, int32 [n]."""
+        rows = self.running_rows()
+        return self.rows.num_tokens[rows] - self._manager.num_computed_tokens[rows]
 
     def _give_up_row(self, request: RequestState) -> None:
         assert request.row is not None, request.request_id
         self._manager.free(request.row)
-        self._by_row[request.row] = None
+        self.rows.leave(request.row)
         request.row = None
         self.running.remove(request)
+        self._running_rows = None
 
 
 def rows_of(requests: Iterable[RequestState]) -> np.ndarray:

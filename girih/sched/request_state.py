@@ -1,4 +1,4 @@
-"""What the scheduler knows of one request, and what it reports about it after a step."""
+"""What the scheduler knows of one request."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from girih.messages import TokenLogprobs
 from girih.request import SamplingParams
+
+NO_TOKENS = np.zeros(0, dtype=np.int32)
 
 
 @dataclass(eq=False)
@@ -15,7 +16,7 @@ class RequestState:
     """One sequence on its way through the engine: one prompt, one completion.
 
     It waits (`row` is None), runs (it holds `row` and pages), and may wait again after a preemption; it keeps
-    its tokens throughout.
+    its tokens throughout. While it runs, what changes in every step is kept for all rows together, in `RunningRows`.
 
     Args:
         request_id: the engine's own unique id.
@@ -38,7 +39,8 @@ class RequestState:
     arrival: int = 0
 
     row: int | None = field(default=None, init=False)
-    output_token_ids: list[int] = field(default_factory=list, init=False)
+    output_token_ids: np.ndarray = field(default_factory=lambda: NO_TOKENS, init=False)
+    """int32 [n]; as of when it last entered or left a row."""
     num_cached_tokens: int | None = field(default=None, init=False)
     """Prompt tokens found in the prefix cache when it first ran."""
     num_preemptions: int = field(default=0, init=False)
@@ -54,14 +56,14 @@ class RequestState:
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens are known: prompt and output."""
+        """Return how many tokens were known when it last entered or left a row: prompt and output."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     def known_token_ids(self) -> np.ndarray:
         """Return prompt and output, int32 [num_tokens]."""
-        if not self.output_token_ids:
+        if not len(self.output_token_ids):
             return self.prompt_token_ids
-        return np.concatenate([self.prompt_token_ids, np.array(self.output_token_ids, dtype=np.int32)])
+        return np.concatenate([self.prompt_token_ids, self.output_token_ids])
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -70,42 +72,20 @@ class RequestState:
             self.sampling_params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
         )
 
-    def finish_reason(self) -> tuple[str, int | None] | None:
-        """Say whether the newest output token ends the request.
+    def finish_reason(self, token_id: int, num_output_tokens: int) -> tuple[str, int | None] | None:
+        """Say whether an output token ends the request.
+
+        Args:
+            token_id: the newest output token.
+            num_output_tokens: with it.
 
         Returns:
             ("stop" or "length", the explicit stop token id if one ended it), or None to go on.
         """
-        token_id = self.output_token_ids[-1]
         if token_id in self.sampling_params.stop_token_ids:
             return "stop", token_id
         if token_id in self.eos_token_ids:
             return "stop", None
-        if len(self.output_token_ids) >= self.max_output_tokens:
+        if num_output_tokens >= self.max_output_tokens:
             return "length", None
         return None
-
-
-@dataclass(slots=True)
-class RequestUpdate:
-    """What became known of one request in one step.
-
-    Args:
-        request_id: the engine's id.
-        token_ids: the new output tokens.
-        logprobs: of each new token, if asked for.
-        prompt_logprobs: of the next prompt tokens in order, if asked for.
-        num_cached_tokens: prompt tokens that came from the prefix cache.
-        finish_reason: None while it runs; "stop", "length", "abort" or "error".
-        stop_reason: the explicit stop token id that ended it.
-        error: why it ended, with the reason "error".
-    """
-
-    request_id: str
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: TokenLogprobs | None = None
-    num_cached_tokens: int = 0
-    finish_reason: str | None = None
-    stop_reason: int | None = None
-    error: str | None = None

@@ -7,10 +7,8 @@ token budget among the differences (`batch.py`). The order of the policy decides
 2. then it takes the pages of the newest request of least importance, which waits again and recomputes;
 3. that newest one itself only pauses, with its pages, and nobody is admitted meanwhile.
 
-So the first in order always advances and, being first, finishes. One case is left: it is alone, and still has no
-page. The plan says that it fits, but its pages, or cached ones, lie scattered over all slabs, and nothing moves pages
-between slabs. Then it starts again solo: on an empty pool, without any cached prefix, where pages are taken in order
-and the plan's promise holds. Nobody else is admitted until a solo request has finished.
+So the first in order always advances and, being first, finishes: alone it has the pages that the plan counted, for
+pages move between slabs.
 """
 
 from __future__ import annotations
@@ -18,19 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from girih.errors import RequestError
-from girih.kv import capacity
 from girih.kv.manager import KVCacheManager
 from girih.messages import StepInput, StepOutput
 from girih.sched.batch import BatchBuilder
 from girih.sched.queues import RequestQueues
-from girih.sched.request_state import RequestState, RequestUpdate
+from girih.sched.request_state import RequestState
+from girih.sched.updates import StepUpdate
 
 
 class Scheduler:
     """Takes requests, gives steps, takes results; `schedule` and `update` alternate.
 
     Args:
-        manager: the pages; its plan says how long a request may be.
+        manager: the pages; it says how long a request may be.
         order: a policy's key; smaller is served earlier and preempted later.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of one step.
@@ -46,10 +44,11 @@ class Scheduler:
     ):
         self.manager = manager
         self.queues = RequestQueues(manager, order, max_num_seqs)
-        self.max_request_tokens = min(manager.config.max_model_len, capacity.max_request_tokens(manager.config))
+        self.max_request_tokens = manager.max_request_tokens
+        """The longest request in tokens, prompt and output."""
         self._max_running = min(max_num_seqs, max_num_batched_tokens)  # each running one gets a token every step
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._updates: dict[str, RequestUpdate] = {}
+        self._updates: list[StepUpdate] = []
         self._num_steps = 0
 
     def add(self, request: RequestState) -> None:
@@ -74,7 +73,8 @@ class Scheduler:
         Returns:
             Whether it was still there.
         """
-        self._updates.pop(request_id, None)  # also of one that has just ended: nobody waits for its end any more
+        for update in self._updates:
+            update.drop(request_id)  # also of one that has just ended: nobody waits for its end any more
         request = self.queues.by_id.get(request_id)
         if request is None:
             return False
@@ -85,10 +85,10 @@ class Scheduler:
         """Tell whether any request waits or runs."""
         return bool(self.queues.by_id)
 
-    def take_updates(self) -> list[RequestUpdate]:
-        """Return what became known of each request since the last call."""
-        updates, self._updates = self._updates, {}
-        return list(updates.values())
+    def take_updates(self) -> list[StepUpdate]:
+        """Return what became known since the last call, step by step; steps without news are left out."""
+        updates, self._updates = self._updates, []
+        return [update for update in updates if update]
 
     def schedule(self) -> StepInput | None:
         """Choose the work of the next step and reserve its pages.
@@ -103,81 +103,100 @@ class Scheduler:
                 max_num_tokens=self._max_num_batched_tokens,
                 max_running=self._max_running,
             )
-            batch.fill()
-            if batch.chunks:
+            if batch.fill():
                 self._num_steps += 1
                 return batch.make_step(self._num_steps)
-            self._start_solo()
+            self._fail_stuck()
         return None
 
     def update(self, step: StepInput, output: StepOutput) -> None:
         """Take in the result of a step: tokens computed, tokens sampled, requests that ended."""
-        self.manager.advance(step.rows, step.num_scheduled_tokens)
-        self.manager.commit(output.rows, output.token_ids)
-        self.queues.num_tokens[output.rows] += 1
-        self._collect_prompt_logprobs(step, output)
-        for row, token_id in zip(output.rows.tolist(), output.token_ids.tolist(), strict=True):
-            request = self.queues.in_row(row)
-            request.output_token_ids.append(token_id)
-            update = self._update_of(request)
-            update.token_ids.append(token_id)
-            if row in output.logprobs:
-                update.logprobs.append(output.logprobs[row])
-            ending = request.finish_reason()
+        self.manager.update(step.rows, step.num_scheduled_tokens, output.rows, output.token_ids)
+        rows = self.queues.rows
+        update = StepUpdate(rows.request_ids[output.rows].tolist(), output.token_ids.tolist())
+        self._updates.append(update)
+        may_end = rows.append(output.rows, output.token_ids)
+        self._collect_details(update, step, output)
+        for index in may_end.tolist():
+            row = int(output.rows[index])
+            request = rows.request(row)
+            ending = request.finish_reason(update.token_ids[index], rows.num_output_tokens(row))
             if ending is not None:
-                update.finish_reason, update.stop_reason = ending
+                details = update.of(request.request_id)
+                details.finish_reason, details.stop_reason = ending
                 self.queues.leave(request)
-        for row, error in output.failed.items():
-            self._fail(self.queues.in_row(row), error)
+        self._fail([(rows.request(row), error) for row, error in output.failed.items()], update)
+
+    def make_empty_step(self) -> StepInput:
+        """Return a step that computes nothing and tells the workers what has happened to the cache since the last."""
+        self._num_steps += 1
+        return BatchBuilder(self.queues, self.manager, max_num_tokens=0, max_running=0).make_step(self._num_steps)
+
+    def longest_request_tokens(self) -> int:
+        """Return the most known tokens that an unfinished request has; 0 without any."""
+        rows, unfinished = self.queues.rows, self.queues.by_id.values()
+        return max(
+            (
+                request.num_tokens if request.row is None else int(rows.num_tokens[request.row])
+                for request in unfinished
+            ),
+            default=0,
+        )
+
+    def limit_requests(self, max_request_tokens: int) -> None:
+        """Change the length of the longest request, for new ones and, by cutting their output, for unfinished ones.
+
+        Args:
+            max_request_tokens: more than any unfinished request has.
+        """
+        self.max_request_tokens = max_request_tokens
+        for request in self.queues.by_id.values():
+            room = max_request_tokens - request.num_prompt_tokens
+            request.max_output_tokens = min(request.max_output_tokens, room)
+            if request.row is not None:
+                self.queues.rows.limit(request.row)
 
     def fail_running(self, error: str) -> None:
         """End every running request with an error and forget all cached prefixes: a step went wrong half-way."""
-        for request in list(self.queues.running):
-            self._fail(request, error)
+        self._fail([(request, error) for request in self.queues.running])
         self.manager.reset_prefix_cache()
 
     def fail_all(self, error: str) -> None:
         """End every request with an error: there will be no more steps."""
-        for request in list(self.queues.by_id.values()):
-            self._fail(request, error)
+        self._fail([(request, error) for request in self.queues.by_id.values()])
 
-    def _start_solo(self) -> None:
-        """Nothing could be scheduled: run the first request alone, or end it if it already was."""
-        queues = self.queues
-        assert len(queues.running) <= 1, "several requests run and none advances"
-        if queues.solo is not None:
-            self._fail(
-                queues.solo,
-                f"{queues.solo.num_tokens} tokens do not fit in the KV cache, even alone; give it more memory "
-                "(--kv-cache-memory, --memory-utilization) or shorten the request",
-            )
-            return
-        first = (queues.running or queues.waiting)[0]
-        if first.row is not None:
-            queues.preempt(first)
-        self.manager.reset_prefix_cache()
-        queues.solo = first
+    def _fail_stuck(self) -> None:
+        """End the first request, although the plan says that it fits, rather than let all others wait behind it."""
+        first = (self.queues.running or self.queues.waiting)[0]
+        error = (
+            f"an error in Girih: {first.num_tokens} tokens find no room in the KV cache, which should hold "
+            f"{self.max_request_tokens} of one request; more memory (--kv-cache-memory, --memory-utilization) "
+            "may help"
+        )
+        self._fail([(first, error)])
 
-    def _fail(self, request: RequestState, error: str) -> None:
-        update = self._update_of(request)
-        update.finish_reason, update.error = "error", error
-        self.queues.leave(request)
-
-    def _update_of(self, request: RequestState) -> RequestUpdate:
-        update = self._updates.get(request.request_id)
+    def _fail(self, failed: list[tuple[RequestState, str]], update: StepUpdate | None = None) -> None:
         if update is None:
-            update = RequestUpdate(request.request_id, num_cached_tokens=request.num_cached_tokens or 0)
-            self._updates[request.request_id] = update
-        return update
+            update = StepUpdate()
+            self._updates.append(update)
+        for request, error in failed:
+            details = update.of(request.request_id)
+            details.finish_reason, details.error = "error", error
+            self.queues.leave(request)
 
-    def _collect_prompt_logprobs(self, step: StepInput, output: StepOutput) -> None:
-        """Report each prompt position once, also when a preempted prompt is computed again."""
+    def _collect_details(self, update: StepUpdate, step: StepInput, output: StepOutput) -> None:
+        """Report hits and log probabilities; a prompt position once, also when a preempted prompt is computed again."""
+        rows = self.queues.rows
+        for new_row in step.new_rows:
+            update.of(new_row.request_id).num_cached_tokens = rows.request(new_row.row).num_cached_tokens
+        for row, logprobs in output.logprobs.items():
+            update.of(rows.request_ids[row]).logprobs = logprobs
         if not output.prompt_logprobs:
             return
         num_computed = dict(zip(step.rows.tolist(), step.num_computed_tokens.tolist(), strict=True))
         for row, logprobs in output.prompt_logprobs.items():
-            request = self.queues.in_row(row)
+            request = rows.request(row)
             new = logprobs.since(request.num_prompt_logprobs - num_computed[row])
             if len(new.ranks):
-                self._update_of(request).prompt_logprobs = new
+                update.of(request.request_id).prompt_logprobs = new
                 request.num_prompt_logprobs += len(new.ranks)

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from prompts import TEXTS, prompt_ids
 
 from girih import LLM, SamplingParams, arch
 from girih.checkpoint.hf_config import load_config
+from girih.errors import CapacityError
 from girih.kv import get_kv_cache_configs
-from girih.kv.capacity import peak_pages
+from girih.kv.capacity import peak_pages, slabs_needed
 
 pytestmark = pytest.mark.real_weights
 
@@ -96,6 +98,35 @@ def test_preempted_requests_equal_transformers(directory, oracle) -> None:
     check_outputs(oracle, outputs)
 
 
+def test_requests_that_are_moved_and_preempted_at_random_equal_transformers(directory, oracle) -> None:
+    options = {**OPTIONS, "max_model_len": 640, "kv_cache_memory": pool_bytes_for(directory, 3.5, num_tokens=640)}
+    chance = random.Random(3)
+    with LLM(str(directory), **options) as llm:
+        encode, queues, manager = llm.tokenizer.encode, llm.core.scheduler.queues, llm.core.scheduler.manager
+        (config,) = llm.kv_cache_configs
+        least = slabs_needed(peak_pages(config.groups, 640), config.groups)
+        step = llm.core.step
+
+        def disturbed_step():
+            if chance.random() < 0.3:  # pages move out of the slabs that go, and into those that come back
+                with suppress(CapacityError):
+                    manager.resize(chance.randint(least, config.num_slabs))
+            if len(queues.running) > 1 and chance.random() < 0.1:
+                queues.preempt(chance.choice(queues.running))
+            return step()
+
+        llm.core.step = disturbed_step
+        shared = prompt_ids(encode, "english", 560)
+        prompts = [prompt_ids(encode, "code", 30 * i + 5, start=40 * i) for i in range(1, 5)]
+        prompts += [shared + prompt_ids(encode, "code", 9 + i, start=90 * i) for i in range(3)]
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=1))
+        stats = llm.stats()
+        assert stats.num_preemptions > 0
+        assert stats.cache.pages_moved > 0
+        assert stats.cache.tokens_hit > 0
+    check_outputs(oracle, outputs)
+
+
 @pytest.mark.soak
 def test_64_mixed_requests_in_a_pool_that_holds_a_quarter_of_them(directory) -> None:
     rng, options = random.Random(0), {**OPTIONS, "max_model_len": 700}
@@ -117,7 +148,7 @@ def test_64_mixed_requests_in_a_pool_that_holds_a_quarter_of_them(directory) -> 
 def pool_bytes_for(directory, num_requests: float, num_tokens: int) -> int:
     """Return the memory that holds about so many requests of `num_tokens` tokens each."""
     model_config = load_config(directory)
-    specs = arch.load(model_config).kv_cache_specs(model_config, "float32")
+    specs = arch.load(model_config).kv_cache_specs(model_config, arch.CacheDtypes("float32"))
     (config,) = get_kv_cache_configs([specs], [1 << 30], max_model_len=num_tokens)
     pages = zip(peak_pages(config.groups, num_tokens), config.groups, strict=True)
     return int(num_requests * sum(n * group.page_stride_bytes for n, group in pages)) + config.null_page_bytes

@@ -1,119 +1,17 @@
 """The engine core with a fake worker behind an executor: bring-up, what it refuses, and failures on the way."""
 
 import dataclasses
-import json
 import threading
-from concurrent.futures import Future
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_worker import FakeWorker, expected_output
+from core_driver import LAYERS, SPEC, FakeExecutor, run
+from fake_worker import expected_output
+from scheduler_driver import Result, collect
 
-from girih import plugins
-from girih.config import EngineConfig
-from girih.engine.core import EngineCore
 from girih.errors import BindingError, CapacityError, ConfigError, ExecutorError, PlanError, RequestError
-from girih.kv.specs.full_attention import FullAttentionSpec
 from girih.messages import CacheUpdate, TableUpdate
 from girih.request import SamplingParams
-from girih.worker.memory import MemoryProfile, memory_report
-
-CONFIG = {
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 128,
-    "dtype": "float32",
-    "eos_token_id": 96,
-}
-SPEC = FullAttentionSpec(2, 8, "float32", block_size_multiple=1)
-PROFILE = MemoryProfile(
-    total_bytes=4 << 20, free_bytes=4 << 20, weights_bytes=1 << 19, process_bytes=1 << 20, peak_process_bytes=0
-)
-LAYERS = [f"model.layers.{i}.self_attn" for i in range(2)]
-
-
-class FakeExecutor:
-    """One fake worker; `answers` replaces what its methods return, `broken` makes them raise."""
-
-    def __init__(self, answers=None, broken=None):
-        self.answers, self.broken = answers or {}, broken or {}
-        self.calls, self.unhealthy, self.is_shut_down = [], None, False
-        self.futures = []
-
-    def start(self):
-        self.collective_rpc("start")
-
-    def collective_rpc(self, method, args=(), timeout_s=None, *, args_by_rank=None):
-        self.calls.append(method)
-        if method in self.broken:
-            raise self.broken[method]
-        if method in self.answers:
-            return self.answers[method]
-        if method == "get_kv_cache_spec":
-            return [{name: SPEC for name in LAYERS}]
-        if method == "determine_available_memory":
-            return [memory_report(PROFILE, utilization=0.5, rank=0)]
-        if method == "initialize_from_config":
-            (((config,),)) = args_by_rank
-            self.worker = FakeWorker(config, max_num_seqs=4)
-            return [[config.num_blocks(g) for g in range(len(config.groups))]]
-        return [None]
-
-    def execute_model(self, step):
-        future = Future()
-        if "execute_model" in self.broken:
-            future.set_exception(self.broken["execute_model"])
-        elif "execute_model" in self.answers:
-            self.futures.append((future, step))
-        else:
-            future.set_result(self.worker.execute_model(step))
-        return future
-
-    def check_health(self):
-        if self.unhealthy is not None:
-            raise ExecutorError(self.unhealthy)
-
-    def shutdown(self):
-        self.is_shut_down = True
-
-
-@pytest.fixture
-def make_core(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    monkeypatch.setattr("girih.engine.core.resolve_model", lambda name: tmp_path)
-    load = plugins.load
-
-    def make(executor=None, **options):
-        executor = executor or FakeExecutor()
-        fake = SimpleNamespace(create=lambda config: executor)
-        monkeypatch.setattr(
-            plugins,
-            "load",
-            lambda package, name, *, what: fake if what == "executor" else load(package, name, what=what),
-        )
-        defaults = {"kv_cache_memory_bytes": 1 << 18, "max_num_seqs": 4, "block_size": 4, "check_invariants": True}
-        return EngineCore(EngineConfig(model="any", **{**defaults, **options}))
-
-    return make
-
-
-def run(core):
-    """Return request id -> (tokens, finish reason, error)."""
-    seen = {}
-    while core.has_unfinished():
-        for update in core.step():
-            tokens, *_ = seen.get(update.request_id, ([],))
-            seen[update.request_id] = (tokens + update.token_ids, update.finish_reason, update.error)
-    return seen
-
 
 PARAMS = SamplingParams(seed=0, max_tokens=5)
 
@@ -187,8 +85,8 @@ def test_an_id_beyond_what_was_bound_never_reaches_a_worker(make_core):  # case 
     row = np.zeros(1, dtype=np.int32)
     tables = (TableUpdate(row, row, row + null_id + 1),)
     core.scheduler.manager.take_cache_update = lambda *_: CacheUpdate((), (), tables, {})
-    (update,) = core.step()
-    assert f"block id {null_id + 1} of group 0" in update.error
+    (result,) = collect(core.step(), {}).values()
+    assert f"block id {null_id + 1} of group 0" in result.error
 
 
 def test_a_step_that_is_not_handed_out_leaves_neither_requests_nor_findable_pages(make_core, monkeypatch):
@@ -201,8 +99,8 @@ def test_a_step_that_is_not_handed_out_leaves_neither_requests_nor_findable_page
     with monkeypatch.context() as patch:
         patch.setattr(core.executor, "execute_model", broken)
         request = core.add_request(prompt, PARAMS)
-        (update,) = core.step()
-    assert (update.request_id, update.finish_reason, update.error) == (request, "error", "no memory for the message")
+        results = collect(core.step(), {})
+    assert results == {request: Result(finish_reason="error", error="no memory for the message")}
     assert core.stats().num_running == sum(core.stats().cache.cached_pages) == 0
     assert run(core) == {}
     again = core.add_request(prompt, PARAMS)
@@ -221,7 +119,7 @@ def test_an_interrupt_while_a_step_is_handed_out_ends_its_requests(make_core, mo
         with pytest.raises(KeyboardInterrupt):
             core.step()
     assert not core.has_unfinished()
-    assert core.step()[0].request_id == request
+    assert list(collect(core.step(), {})) == [request]
     again = core.add_request([1, 2, 3, 4, 5], PARAMS)
     assert run(core)[again][0] == expected_output([1, 2, 3, 4, 5], 5)
 
@@ -276,10 +174,10 @@ def test_a_failed_step_ends_its_requests_and_the_engine_lives(make_core):
     core = make_core(executor, max_num_seqs=1)
     first, second = core.add_request([1, 2], PARAMS), core.add_request([3, 4], PARAMS)
     executor.broken["execute_model"] = ExecutorError("worker of rank 0 failed in execute_model: ValueError: x")
-    (update,) = core.step()
-    assert (update.request_id, update.finish_reason) == (first, "error")
-    assert "rank 0" in update.error
-    assert "ValueError: x" in update.error
+    ((request, result),) = collect(core.step(), {}).items()
+    assert (request, result.finish_reason) == (first, "error")
+    assert "rank 0" in result.error
+    assert "ValueError: x" in result.error
     executor.broken.clear()
     assert run(core)[second] == (expected_output([3, 4], 5), "length", None)
 
@@ -290,9 +188,9 @@ def test_a_dead_worker_ends_all_requests_and_no_more_are_taken(make_core):
     ids = {core.add_request([1, 2], PARAMS), core.add_request([3, 4], PARAMS)}
     executor.broken["execute_model"] = ExecutorError("gone")
     executor.unhealthy = "worker of rank 0 cannot be used"
-    updates = core.step()
-    assert {update.request_id for update in updates} == ids
-    assert all("gone; worker of rank 0 cannot be used" in update.error for update in updates)
+    results = collect(core.step(), {})
+    assert results.keys() == ids
+    assert all("gone; worker of rank 0 cannot be used" in result.error for result in results.values())
     assert not core.has_unfinished()
     with pytest.raises(ExecutorError, match="takes no more requests: gone"):
         core.add_request([1], PARAMS)
@@ -302,8 +200,8 @@ def test_a_step_that_never_returns_is_an_error_in_bounded_time(make_core, monkey
     monkeypatch.setattr("girih.engine.core.CALL_TIMEOUT_S", 0.02)
     core = make_core(FakeExecutor({"execute_model": None}))
     core.add_request([1, 2], PARAMS)
-    (update,) = core.step()
-    assert "did not return within 0.02 s" in update.error
+    (result,) = collect(core.step(), {}).values()
+    assert "did not return within 0.02 s" in result.error
     with pytest.raises(ExecutorError):
         core.add_request([1], PARAMS)
 

@@ -11,7 +11,7 @@ from tiny_models import VOCAB_SIZE, tiny_llama
 from girih import LLM, RequestOutput, SamplingParams
 from girih.config import EngineConfig
 from girih.engine.llm import make_config
-from girih.errors import CheckpointError, ConfigError, ExecutorError, RequestError
+from girih.errors import CapacityError, CheckpointError, ConfigError, ExecutorError, RequestError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
@@ -166,6 +166,22 @@ def test_a_failing_model_gives_an_error_per_request_and_the_engine_goes_on(llm, 
     assert [output.outputs[0].finish_reason for output in outputs] == ["error", "error"]
     monkeypatch.undo()
     assert llm.generate([[5]], PARAMS)[0].error is None
+
+
+def test_the_cache_shrinks_and_grows_between_calls(llm):
+    prompts = [[5 + i] * 40 for i in range(4)]
+    before = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)]
+    (whole,) = llm.resize_kv_cache("1MiB")
+    assert whole == llm.kv_cache_configs[0].total_bytes
+    (half,) = llm.resize_kv_cache(whole // 2)
+    assert 0.4 * whole < half <= whole // 2
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)] == before
+    with pytest.raises(CapacityError, match="KV cache of 16 B holds requests of up to 0 tokens"):
+        llm.resize_kv_cache(16)
+    with pytest.raises(ConfigError, match="size"):
+        llm.resize_kv_cache("much")
+    assert llm.resize_kv_cache(2 * whole) == [whole]
+    assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS)] == before
 
 
 def test_after_shutdown_nothing_is_taken(tmp_path):

@@ -1,11 +1,11 @@
 """The scheduler with the real cache manager: budgets, fairness, preemption, refusal, and right results throughout."""
 
-import numpy as np
 import pytest
 from fake_worker import VOCAB_SIZE, expected_output
-from scheduler_driver import BLOCK, Engine, full, plan, prompt, sliding
+from scheduler_driver import BLOCK, Engine, Result, collect, full, plan, plan_stages, prompt, sliding, state
 
 from girih.kv.config import KVCacheConfig
+from girih.sched.request_state import RequestState
 
 
 @pytest.mark.parametrize("budget", range(1, 18))
@@ -46,8 +46,8 @@ def test_an_explicit_stop_token_is_named_and_an_end_of_sequence_is_not():
     engine.run()
     cut = output[: output.index(output[3]) + 1]
     assert engine.tokens(stopped) == engine.tokens(ended) == cut
-    assert engine.updates[stopped.request_id][-1].stop_reason == output[3]
-    assert engine.updates[ended.request_id][-1].stop_reason is None
+    assert engine.result(stopped).stop_reason == output[3]
+    assert engine.result(ended).stop_reason is None
 
 
 def test_a_long_prompt_neither_stops_decodes_nor_keeps_a_short_prompt_waiting():  # case 86
@@ -129,6 +129,16 @@ def test_the_last_block_of_a_prompt_is_found_also_if_its_last_token_was_computed
     assert longer.num_cached_tokens == 8
 
 
+def test_a_prompt_is_shared_in_the_step_that_computes_its_last_token_alone():
+    engine = Engine(plan(full(), num_pages=32), max_num_batched_tokens=7)
+    engine.add(prompt(8), 1)
+    engine.step()
+    longer = engine.add([*prompt(8), 1, 2, 3], 2)
+    assert engine.step().num_scheduled_tokens.tolist() == [1, 3]
+    assert longer.num_cached_tokens == 8
+    engine.run().assert_all_as_alone()
+
+
 def test_a_budget_is_not_left_unused_while_a_prompt_waits_for_pages():
     engine = Engine(plan(full(), num_pages=30), max_num_batched_tokens=16)
     engine.add(prompt(100), 2)
@@ -150,7 +160,7 @@ def test_each_running_request_gets_a_token_in_every_step_however_small_the_budge
     for i in range(6):
         engine.add(prompt(5, start=i), 6)
     while engine.scheduler.has_unfinished():
-        decoding = [r for r in engine.scheduler.queues.running if r.output_token_ids]
+        decoding = [r for r in engine.scheduler.queues.running if engine.tokens(r)]
         step = engine.step()
         assert {r.row for r in decoding if r.row is not None} <= set(step.rows.tolist())
     engine.assert_all_as_alone()
@@ -192,8 +202,7 @@ def test_prompt_log_probabilities_are_computed_whole_although_the_prefix_is_cach
     request = engine.add(prompt(20), 2, prompt_logprobs=0)
     engine.run()
     assert request.num_cached_tokens == 0
-    ids = [u.prompt_logprobs.token_ids[:, 0] for u in engine.updates[request.request_id] if u.prompt_logprobs]
-    assert np.concatenate(ids).tolist() == prompt(20)[1:]
+    assert engine.result(request).prompt_token_ids == prompt(20)[1:]
 
 
 def test_prompt_log_probabilities_are_reported_once_after_a_preemption():
@@ -202,8 +211,7 @@ def test_prompt_log_probabilities_are_reported_once_after_a_preemption():
     request = engine.add(prompt(20, start=1), 30, prompt_logprobs=0)
     engine.run().assert_all_as_alone()
     assert request.num_preemptions > 0
-    ids = [u.prompt_logprobs.token_ids[:, 0] for u in engine.updates[request.request_id] if u.prompt_logprobs]
-    assert np.concatenate(ids).tolist() == prompt(20, start=1)[1:]
+    assert engine.result(request).prompt_token_ids == prompt(20, start=1)[1:]
 
 
 def test_a_model_without_any_cache_is_limited_by_sequences_only():  # case 105
@@ -232,12 +240,8 @@ def test_a_failed_step_ends_the_running_requests_forgets_the_cache_and_spares_th
     running, waiting = engine.add(prompt(9), 5), engine.add(prompt(9), 5)
     engine.scheduler.schedule()
     engine.scheduler.fail_running("the device is gone")
-    (update,) = engine.scheduler.take_updates()
-    assert (update.request_id, update.finish_reason, update.error) == (
-        running.request_id,
-        "error",
-        "the device is gone",
-    )
+    results = collect(engine.scheduler.take_updates(), {})
+    assert results == {running.request_id: Result(finish_reason="error", error="the device is gone")}
     engine.run()
     assert engine.finish(waiting) == "length"
     assert waiting.num_cached_tokens == 0
@@ -250,5 +254,58 @@ def test_when_no_more_steps_can_be_made_every_request_is_told():
         engine.add(prompt(9, start=i), 5)
     engine.step()
     engine.scheduler.fail_all("dead")
-    assert [update.error for update in engine.scheduler.take_updates()] == ["dead"] * 3
+    results = collect(engine.scheduler.take_updates(), {})
+    assert [result.error for result in results.values()] == ["dead"] * 3
     assert not engine.scheduler.has_unfinished()
+
+
+def test_a_step_of_decodes_looks_at_no_request(monkeypatch):
+    engine = Engine(plan(full(), sliding(6), num_pages=200))
+    for i in range(8):
+        engine.add(prompt(9 + i, start=i), 30, stop_token_ids=[VOCAB_SIZE + 1])
+    for _ in range(4):
+        engine.step()
+    queues = engine.scheduler.queues
+    looks = []
+    with monkeypatch.context() as patch:
+        for name in ("request_id", "row", "output_token_ids", "max_output_tokens", "sampling_params"):
+            patch.setattr(RequestState, name, property(lambda _, name=name: looks.append(name)), raising=False)
+        step = engine.scheduler.schedule()
+        engine.scheduler.update(step, engine.worker.execute_model(step))
+    assert step.rows.tolist() == queues.running_rows().tolist()
+    assert looks == []
+    engine.run().assert_all_as_alone()
+
+
+def test_steps_that_were_not_asked_about_are_reported_one_by_one():
+    engine = Engine(plan(full(), num_pages=64))
+    requests = [engine.add(prompt(9, start=i), 3) for i in range(2)]
+    for _ in range(3):
+        step = engine.scheduler.schedule()
+        engine.scheduler.update(step, engine.worker.execute_model(step))
+    assert not engine.scheduler.abort(requests[0].request_id)  # it has ended; nobody is told any more
+    updates = engine.scheduler.take_updates()
+    assert [update.request_ids for update in updates] == [[requests[1].request_id]] * 3
+    assert collect(updates, {})[requests[1].request_id].tokens == expected_output(prompt(9, start=1), 3)
+    assert engine.scheduler.take_updates() == []
+
+
+def test_pipeline_stages_with_other_layers_share_rows_and_tokens():
+    stages = ([full(), sliding(6)], [state()], [full(2)] * 3)
+    configs = plan_stages(*stages, num_pages=60, model_limit=400)
+    assert len(configs) > 1
+    engine = Engine(configs)
+    for i in range(6):
+        engine.add(prompt(5 + 9 * i, start=i % 2), 12)
+    engine.run().assert_all_as_alone()
+    engine.assert_nothing_held()
+
+
+def test_the_next_turn_of_a_chat_starts_at_the_exact_token():
+    engine = Engine(plan(full(), sliding(6), state(), num_pages=100))
+    engine.add(prompt(10), 5)
+    engine.run()
+    said = [*prompt(10), *expected_output(prompt(10), 5)]
+    turn = engine.add([*said, 1, 2, 3], 5)
+    engine.run().assert_all_as_alone()
+    assert turn.num_cached_tokens == len(said) - 1  # nobody has computed the last one

@@ -3,10 +3,9 @@
 import dataclasses
 
 import pytest
-from scheduler_driver import Engine, full, plan, prompt, sliding
+from scheduler_driver import Engine, collect, full, plan, prompt, sliding
 
 from girih.errors import CapacityError, RequestError
-from girih.sched.batch import BatchBuilder
 from girih.sched.policies import priority
 
 
@@ -54,7 +53,7 @@ def test_of_two_that_need_the_last_page_the_more_important_gets_it():  # case 67
     assert step.rows.tolist() == [more.row]  # what was granted to the other is gone, in every list
     assert step.new_rows == ()
     update = step.cache.tables[0]
-    assert set(update.block_ids[update.rows == row].tolist()) == {engine.manager.config.null_block_id(0)}
+    assert set(update.block_ids[update.rows == row].tolist()) <= {engine.worker.null_ids[0]}
     engine.run().assert_all_as_alone()
     assert (more.num_preemptions, less.num_preemptions > 0) == (0, True)
 
@@ -141,8 +140,8 @@ def test_what_start_up_accepts_is_admitted_and_finishes():  # case 79
         step = engine.scheduler.schedule()
         most = max(most, sum(engine.manager.stats().referenced_pages))
         engine.scheduler.update(step, engine.worker.execute_model(step))
-    for update in engine.scheduler.take_updates():
-        assert (update.finish_reason, len(update.token_ids)) == ("length", 24)
+    (result,) = collect(engine.scheduler.take_updates(), {}).values()
+    assert (result.finish_reason, len(result.tokens)) == ("length", 24)
     assert needed <= 64 + 9 + 2
     assert most <= 64 + 9
 
@@ -154,50 +153,24 @@ def plan_or_none(*specs, num_pages, max_model_len):
         return None
 
 
-def test_a_lone_request_without_a_page_starts_again_alone_on_an_empty_pool(monkeypatch):
-    engine = Engine(plan(full(), num_pages=64))
-    engine.add(prompt(10, start=5), 2)
-    engine.run()
-    request = engine.add(prompt(10), 12)
-    for _ in range(4):
-        engine.step()
-    later = engine.add(prompt(10, start=1), 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.manager, "reserve", lambda rows, num_new: 0)  # as if its pages lay scattered
-        batch = BatchBuilder(engine.scheduler.queues, engine.manager, max_num_tokens=64, max_running=8)
-        batch.fill()
-        assert batch.chunks == {}
-        engine.scheduler._start_solo()
-    assert sum(engine.manager.stats().cached_pages) == 0
-    assert request.num_preemptions == 1
-    while engine.scheduler.queues.solo is not None:
-        engine.step()
-        assert later.row is None
-    engine.run().assert_all_as_alone()
-
-
 def test_pages_that_others_left_scattered_do_not_keep_a_long_request_from_its_end():
     engine = Engine(plan(full(), sliding(10, 7), sliding(34), full(), num_pages=41, model_limit=600))
     for length, start, max_tokens, num_steps in ((50, 7, 1000, 1), (156, 12, 8, 5), (173, 11, 1000, 0)):
         engine.add(prompt(length, start=start), max_tokens)
         for _ in range(num_steps):
             engine.step()
-    had_to_run_solo = False
-    while engine.scheduler.has_unfinished():
-        engine.step()
-        had_to_run_solo |= engine.scheduler.queues.solo is not None
-    assert had_to_run_solo
-    engine.assert_all_as_alone()
+    engine.run().assert_all_as_alone()
+    assert engine.worker.num_pages_moved > 0
 
 
-def test_a_request_that_does_not_even_fit_alone_ends_with_an_error_and_the_next_runs(monkeypatch):
+def test_a_request_for_which_the_cache_breaks_its_promise_ends_alone_with_an_error(monkeypatch):
     engine = Engine(plan(full(), num_pages=64))
     request = engine.add(prompt(10), 12)
     monkeypatch.setattr(engine.manager, "max_new_tokens", lambda row, limit: 0)
     engine.step()
     monkeypatch.undo()
     assert engine.finish(request) == "error"
-    assert "do not fit in the KV cache" in engine.updates[request.request_id][-1].error
+    assert "10 tokens find no room in the KV cache" in engine.result(request).error
     engine.assert_nothing_held()
     after = engine.add(prompt(10), 3)
     engine.run()
@@ -292,7 +265,7 @@ def test_every_restart_of_a_half_computed_prompt_is_counted():  # case 89
         row = request.row
         num_computed = 0 if row is None else int(engine.manager.num_computed_tokens[row])
         engine.step()
-        if row is not None and request.row is None and len(request.output_token_ids) < 2:
+        if row is not None and request.row is None and len(engine.tokens(request)) < 2:
             num_restarts += 1
             num_half_computed += 0 < num_computed < 40
     assert request.num_preemptions == num_restarts

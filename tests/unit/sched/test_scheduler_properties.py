@@ -1,16 +1,20 @@
 """Whatever plan, requests, aborts and arrivals: every request gets its own tokens, in order, and no page is lost."""
 
 import pytest
+from fake_worker import expected_output
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_driver import Engine, full, plan, prompt, sliding
+from scheduler_driver import Engine, chunked, full, plan_stages, prompt, sliding, state
 
 from girih.errors import CapacityError
 from girih.sched.policies import fcfs, priority
 
 LAYERS = st.lists(
     st.one_of(
-        st.builds(full, st.sampled_from([1, 2, 3])), st.builds(sliding, st.integers(1, 20), st.sampled_from([1, 2]))
+        st.builds(full, st.sampled_from([1, 2, 3])),
+        st.builds(sliding, st.integers(1, 20), st.sampled_from([1, 2])),
+        st.builds(chunked, st.sampled_from([4, 8, 20])),
+        st.builds(state, st.sampled_from([3, 8, 40])),
     ),
     min_size=1,
     max_size=5,
@@ -18,7 +22,7 @@ LAYERS = st.lists(
 REQUESTS = st.lists(
     st.tuples(
         st.integers(1, 60),  # prompt tokens
-        st.integers(0, 2),  # prompts that start alike
+        st.integers(0, 3),  # prompts that start alike; 3: the next turn after the request before
         st.integers(1, 30),  # output tokens
         st.integers(0, 2),  # priority
         st.integers(0, 6),  # steps before it arrives
@@ -29,26 +33,30 @@ REQUESTS = st.lists(
 )
 
 
-def run(layers, num_pages, budget, max_num_seqs, policy, caching, requests, model_limit=90):
+def run(stages, num_pages, budget, max_num_seqs, policy, caching, requests, model_limit=90):
     try:
-        config = plan(*layers, num_pages=num_pages, model_limit=model_limit)
+        configs = plan_stages(*stages, num_pages=num_pages, model_limit=model_limit)
     except CapacityError:
         return
     engine = Engine(
-        config,
+        configs,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         policy=policy,
         prefix_caching=caching,
     )
-    aborts = []
+    aborts, before = [], []
     limit = engine.scheduler.max_request_tokens
     for length, start, num_output, importance, delay, abort_after in requests:
         for _ in range(delay):
             engine.step()
         if limit < 2:
             return
-        request = engine.add(prompt(min(length, limit - 1), start=start), num_output, priority=importance)
+        tokens = prompt(length, start=start)
+        if start == 3 and before:
+            tokens = [*before, *expected_output(before, num_output), *tokens[: length // 8]]
+        before = tokens[: limit - 1]
+        request = engine.add(before, num_output, priority=importance)
         if abort_after is not None:
             aborts.append((abort_after, request))
     for step in range(20_000):
@@ -67,7 +75,7 @@ def run(layers, num_pages, budget, max_num_seqs, policy, caching, requests, mode
 
 
 ARGUMENTS = {
-    "layers": LAYERS,
+    "stages": st.one_of(st.lists(LAYERS, min_size=1, max_size=1), st.lists(LAYERS, min_size=2, max_size=3)),
     "num_pages": st.integers(2, 80),
     "budget": st.integers(1, 70),
     "max_num_seqs": st.integers(1, 8),

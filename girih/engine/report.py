@@ -1,0 +1,64 @@
+"""What the engine says about itself: how it started, and what it is doing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from girih.kv.manager import CacheStats
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StartupReport:
+    """How long each phase of bring-up took, and what memory was found.
+
+    Args:
+        phases_s: phase -> seconds, in order; together they are the start-up time.
+        memory: what each worker reported, by rank; empty when the KV cache's size was given.
+    """
+
+    phases_s: dict[str, float] = field(default_factory=dict)
+    memory: list[Any] = field(default_factory=list)
+
+    @property
+    def total_s(self) -> float:
+        """Return the start-up time in seconds."""
+        return sum(self.phases_s.values())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time and log one phase."""
+        logger.debug("%s ...", name)
+        start = time.perf_counter()
+        yield
+        self.phases_s[name] = self.phases_s.get(name, 0.0) + time.perf_counter() - start
+        logger.info("%s: %.3f s", name, self.phases_s[name])
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """What the engine is doing.
+
+    Args:
+        num_running: requests that hold a row and pages.
+        num_waiting: requests that wait, new or preempted.
+        num_preemptions: times a request lost its pages, since start-up.
+        num_steps: steps since start-up.
+        kv_cache_usage: share of the slabs that hold a page in use.
+        moved_bytes: bytes of pages that changed place in the pools of all workers, to empty a slab, since start-up.
+        cache: the cache manager's own counts: tokens hit and lost, pages evicted and moved, slabs and pages now.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    num_steps: int
+    kv_cache_usage: float
+    moved_bytes: int
+    cache: CacheStats
