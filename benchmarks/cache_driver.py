@@ -66,9 +66,10 @@ class CacheDriver:
     def admit(self, serial: int, num_known: int, num_prompt: int) -> int | None:
         """Let a request of `num_known` tokens run if it fits; return its row."""
         token_ids = tokens_of(serial, np.arange(num_known))
-        if not self.manager.can_admit(token_ids):
+        admitted = self.manager.admit(token_ids, num_prompt_tokens=num_prompt)
+        if admitted is None:
             return None
-        row, _ = self.manager.admit(token_ids, num_prompt_tokens=num_prompt)
+        row, _ = admitted
         self._order[self._num_running] = row
         self._num_running += 1
         self.serial[row], self.num_known[row] = serial, num_known
@@ -94,7 +95,7 @@ class CacheDriver:
 
     def compute(self, rows: np.ndarray, counts: np.ndarray) -> None:
         """Hand out a step of reserved tokens and take in its result; rows without unknown tokens left sample one."""
-        update = self.manager.take_cache_update(rows, counts)
+        update = self.manager.take_cache_update(rows)
         for move in update.moves:
             self.moved_bytes += len(move.sources) * self.config.groups[move.group].page_stride_bytes
         sampled = rows[self.num_computed(rows) + counts == self.num_known[rows]]

@@ -64,7 +64,7 @@ def _plan(specs: Mapping[str, KVCacheSpec], pool_bytes: int, max_model_len: int,
 class ManagerAdapter:
     """The real manager behind one operation per method, called in the order of the engine core.
 
-        admit       `can_admit` and `admit`
+        admit       `admit`
         prefill     `reserve` and `publish` a chunk
         step_batch  take in the last step's samples (`update`), then `reserve` one token per row
         tick        hand the step out (`take_cache_update`); tokens of unfinished prompts then count as computed
@@ -86,6 +86,8 @@ class ManagerAdapter:
         self._refused: set[int] = set()  # rows whose sampled token was taken in, but has no room yet
         self._partial: list[int] = []  # rows of the last step that compute a part of their prompt, not its end
         self._ones = np.ones(max_num_seqs, dtype=np.int32)
+        self._all_done = np.ones(max_num_seqs, dtype=bool)
+        self._all_done.flags.writeable = False
 
     def tick(self) -> None:
         """Begin a step."""
@@ -93,6 +95,7 @@ class ManagerAdapter:
         if self._partial:
             rows, self._partial = np.array(self._partial), []
             self._take_in(rows, NO_ROWS, NO_TOKENS)
+            self._scheduled[rows] = 0
 
     def admit(self, rid: int, tokens: Sequence[int] | np.ndarray) -> int:
         """Take a request in; without room it waits for `prefill` to try again.
@@ -119,17 +122,17 @@ class ManagerAdapter:
             if self._enter(rid, self._waiting[rid]) is None:
                 return False
             del self._waiting[rid]
-        row = int(self._row_of[rid])
+        row = self._row_of.item(rid)
         if row in self._partial:  # several chunks in one tick
             self.tick()
-        computed = int(self.manager.num_computed_tokens[row] + self._scheduled[row])
+        computed = self.manager.num_computed_tokens.item(row) + self._scheduled.item(row)
         end = min(computed + n_max, self._num_prompt[row])
         if end <= computed:
             return True
         rows = np.array([row])
-        if self.manager.reserve(rows, np.array([end - computed])) == 0:
+        if self.manager.reserve(rows, _int32([end - computed])) == 0:
             return False
-        self.manager.publish(rows, np.array([end]))
+        self.manager.publish(rows, _int32([end]))
         self._scheduled[row] = end - computed
         self._in_step.append(rows)
         if end < self._num_prompt[row]:
@@ -138,7 +141,7 @@ class ManagerAdapter:
 
     def step(self, rid: int, tok: int) -> bool:
         """Append a sampled token to a request and make room for one more; see `step_batch`."""
-        return bool(self.step_batch(np.array([rid]), np.array([tok], dtype=np.int32))[0])
+        return bool(self.step_batch(np.array([rid]), _int32([tok]))[0])
 
     def step_batch(self, rids: Sequence[int] | np.ndarray, toks: Sequence[int] | np.ndarray) -> np.ndarray:
         """Append a sampled token to each request and make room for one more.
@@ -151,20 +154,21 @@ class ManagerAdapter:
             bool [n]; whether there was room.
         """
         rows, token_ids = self._row_of[rids], np.asarray(toks, dtype=np.int32)
-        ones = self._ones[: len(rows)]
         if self._refused:
             new = np.array([row not in self._refused for row in rows.tolist()], dtype=bool)
             self._take_in(rows[new], rows[new], token_ids[new])
         else:
             self._take_in(rows, rows, token_ids)
+        ones, done = self._ones[: len(rows)], self._all_done[: len(rows)]
         served = self.manager.reserve(rows, ones)
-        done = ones.astype(bool)
         if self._refused or served < len(rows):
+            done = done.copy()
             while served < len(rows):  # whoever is refused does not stop those behind
                 done[served] = False
                 served += 1
                 served += self.manager.reserve(rows[served:], ones[served:])
             self._refused = (self._refused - {*rows.tolist()}) | {*rows[~done].tolist()}
+            self._scheduled[rows[~done]] = 0
             rows = rows[done]
         self._scheduled[rows] = 1
         self._in_step.append(rows)
@@ -174,11 +178,11 @@ class ManagerAdapter:
         """Finish a request; whatever it has room for counts as computed."""
         if self._waiting.pop(rid, None) is not None:
             return
-        row = int(self._row_of[rid])
+        row = self._row_of.item(rid)
         self._hand_out()
         if row in self._partial:
             self._partial.remove(row)
-        if self._scheduled[row]:
+        if self._scheduled.item(row):
             self._take_in(np.array([row]), NO_ROWS, NO_TOKENS)
         self.manager.free(row)
         self._row_of[rid] = -1
@@ -201,22 +205,25 @@ class ManagerAdapter:
         self.manager.check()
 
     def _enter(self, rid: int, token_ids: np.ndarray) -> int | None:
-        if not self.manager.can_admit(token_ids):
+        admitted = self.manager.admit(token_ids, num_prompt_tokens=len(token_ids))
+        if admitted is None:
             return None
-        row, hit = self.manager.admit(token_ids, num_prompt_tokens=len(token_ids))
+        row, hit = admitted
         self._row_of[rid] = row
         self._num_prompt[row] = len(token_ids)
+        self._scheduled[row] = 0
         return hit
 
     def _hand_out(self) -> None:
         if self._in_step:
-            rows = self._in_step[0] if len(self._in_step) == 1 else np.concatenate(self._in_step)
+            self.manager.take_cache_update(
+                self._in_step[0] if len(self._in_step) == 1 else np.concatenate(self._in_step)
+            )
             self._in_step = []
-            self.manager.take_cache_update(rows, self._scheduled[rows])
 
     def _take_in(self, rows: np.ndarray, sampled_rows: np.ndarray, token_ids: np.ndarray) -> None:
+        # whoever is scheduled anew, or not, says so afterwards
         self.manager.update(rows, self._scheduled[rows], sampled_rows, token_ids)
-        self._scheduled[rows] = 0
 
 
 def _int32(tokens: Sequence[int]) -> np.ndarray:

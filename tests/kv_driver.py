@@ -116,9 +116,11 @@ class KVDriver:
         admissible = self.manager.can_admit(token_ids, **options)
         self.manager.lookup(token_ids, options.get("salt", ""))
         assert self.manager.stats() == before, "a question changed something"
-        if not admissible:
+        admitted = self.manager.admit(token_ids, num_prompt_tokens=num_prompt or len(tokens), **options)
+        assert (admitted is not None) == admissible, "can_admit and admit disagree"
+        if admitted is None:
             return None
-        row, cached = self.manager.admit(token_ids, num_prompt_tokens=num_prompt or len(tokens), **options)
+        row, cached = admitted
         assert cached < len(tokens), "no token left to compute"
         assert row not in self.rows, "two requests in one row"
         self.rows[row], self.num_cached[row] = list(tokens), cached
@@ -180,7 +182,7 @@ class KVDriver:
             guesses = drafts.get(row, ())
             count = scheduled + len(guesses)
             work.append(Work(row, start, count, accepted.get(row, count), (*self.rows[row], *guesses)))
-        update = self.manager.take_cache_update(rows, counts)
+        update = self.manager.take_cache_update(rows)
         self._apply(update)
         for group in range(len(self.groups)):
             self._write(group, work, update)

@@ -61,7 +61,7 @@ class Load:
         self.num_tokens = tier.usable_tokens(driver, self.tokens)
         start = int(driver.manager.num_computed_tokens[row])
         assert driver.reserve([row], [self.num_tokens - start]) == 1
-        self.update = driver.manager.take_cache_update(np.array([row]), np.array([self.num_tokens - start]))
+        self.update = driver.manager.take_cache_update(np.array([row]))
         driver._apply(self.update)
 
     def complete(self) -> bool:
@@ -100,7 +100,7 @@ def store_slowly(driver: KVDriver, tier: OuterTier, tokens: Sequence[int], num_r
     row, num_cached = driver.manager.admit(np.array(tokens), num_prompt_tokens=len(tokens))
     units = num_cached // driver.manager.unit
     rows = np.array([row])
-    driver._apply(driver.manager.take_cache_update(rows, np.zeros(1, dtype=np.int64)))
+    driver._apply(driver.manager.take_cache_update(rows))
     pages = driver.tables[0][row, :units].copy()
     if not keeps:
         driver.manager.free(row)

@@ -71,7 +71,7 @@ class TokenHasher:
             uint64 [num_tokens // unit, 2].
         """
         keys = np.empty((len(token_ids) // self.unit, 2), dtype=np.uint64)
-        hash_chain(self.secret, root, token_ids, self.unit, keys)
+        _hash_chain(self.secret, root, token_ids, self.unit, keys)
         return keys
 
 
@@ -166,7 +166,7 @@ def hash_tail(secret: np.ndarray, low: np.uint64, high: np.uint64, token_ids: np
     return _hash_tokens(secret, low, high, token_ids, _TAIL)
 
 
-@entry
+@inner
 def hash_chain(secret: np.ndarray, root: np.ndarray, token_ids: np.ndarray, unit: int, keys: np.ndarray) -> None:
     """Fill `keys`, uint64 [num_units, 2], each from the one before; arguments as in `TokenHasher.chain`."""
     low, high = root[0], root[1]
@@ -174,3 +174,8 @@ def hash_chain(secret: np.ndarray, root: np.ndarray, token_ids: np.ndarray, unit
         low, high = _hash_tokens(secret, low, high, token_ids[i * unit : (i + 1) * unit], _UNIT)
         keys[i, 0] = low
         keys[i, 1] = high
+
+
+@entry
+def _hash_chain(secret: np.ndarray, root: np.ndarray, token_ids: np.ndarray, unit: int, keys: np.ndarray) -> None:
+    hash_chain(secret, root, token_ids, unit, keys)

@@ -11,7 +11,7 @@ import numpy as np
 from girih.kv import state as s
 from girih.kv.compiled import inner
 from girih.kv.eviction import evict
-from girih.kv.index import add_entry, drop_page, find_entry
+from girih.kv.index import drop_page, entry_at, slot_of
 from girih.kv.pool_state import COLUMN, EVICTED, FIRST_PAGE, MOVES, REFS
 from girih.kv.slab_pool import pin_page, release_page, take_page
 from girih.kv.state import ManagerState, cell, mark_dirty, place
@@ -131,7 +131,9 @@ def publish_page(
     private otherwise: also where that one is listed under other keys too, unless this one is a full block and with it
     all that the other one can be.
     """
-    known = np.int64(state.prefix_index.pages[find_entry(state.prefix_index, low, high), group])
+    index = state.prefix_index
+    slot = slot_of(index, low, high)
+    known = np.int64(index.pages[index.slots[slot], group])
     if known == page or (known != 0 and state.pool.pages[known, REFS] > 0):
         return
     if known != 0:
@@ -141,9 +143,10 @@ def publish_page(
             return
         evict(state.pool, group, known)
         settle(state)
-    entry = add_entry(state.prefix_index, low, high)
-    if state.prefix_index.pages[entry, group] != page:
-        _tag(state, group, page, np.int64(entry))
+        slot = slot_of(index, low, high)  # the entry may have gone with its last page
+    entry = np.int64(entry_at(index, slot, low, high))
+    if index.pages[entry, group] != page:
+        _tag(state, group, page, entry)
 
 
 @inner

@@ -76,9 +76,8 @@ def find_entry(index: IndexState, low: np.uint64, high: np.uint64) -> Int:
 
 
 @inner
-def add_entry(index: IndexState, low: np.uint64, high: np.uint64) -> Int:
-    """Return the entry of a key, a new one without pages if there was none; the caller gives it a page."""
-    slot = slot_of(index, low, high)
+def entry_at(index: IndexState, slot: Int, low: np.uint64, high: np.uint64) -> Int:
+    """Return the entry in a key's slot, a new one without pages if it is empty; the caller gives it a page."""
     if index.slots[slot] == 0:
         index.counts[0] -= 1
         entry = index.free[index.counts[0]]

@@ -4,7 +4,7 @@ One step, as the scheduler drives it:
 
     reserve             pages for the tokens that running rows will compute
     publish             prompt units of scheduled rows become findable, so that requests of the same step share them
-    can_admit, admit, reserve, publish       for each waiting request
+    admit, reserve, publish                  for each waiting request
     take_cache_update   what the workers must be told
     update              after the step: tokens are computed, blocks leave their window, sampled tokens are appended
     free                finish, abort, preempt: all the same here
@@ -24,6 +24,7 @@ import numpy as np
 
 from girih.kv import admission, capacity, stepping
 from girih.kv import state as s
+from girih.kv.admission import NO_ROOM, NO_ROW
 from girih.kv.checkpoints import plan_cuts
 from girih.kv.compiled import Record
 from girih.kv.config import KVCacheConfig, KVCacheGroupSpec, one_per_class
@@ -31,14 +32,14 @@ from girih.kv.hashing import TokenHasher
 from girih.kv.invariants import check_state
 from girih.kv.page_pool import PagePool
 from girih.kv.stats import CacheStats
-from girih.kv.updates import take_cache_update
+from girih.kv.updates import UpdateMaker
 from girih.messages import CacheUpdate
 
 NO_ROWS = np.zeros(0, dtype=np.int64)
 NO_TOKENS = np.zeros(0, dtype=np.int32)
-NO_KEYS = np.zeros((0, 2), dtype=np.uint64)
-NO_HIT = np.zeros(5, dtype=np.int64)
-NOTHING_LOOKED_UP: tuple[np.ndarray, str, bool, np.ndarray, np.ndarray] = (NO_TOKENS, "", True, NO_HIT, NO_TOKENS)
+
+MAX_SALTS_KNOWN = 1024
+"""Of the salts, the keys that stand before their first unit are remembered for so many."""
 
 
 class KVCacheManager:
@@ -93,18 +94,24 @@ class KVCacheManager:
         )
         self._record = Record(self._state)
         self._has_states = bool(self._state.consts[s.HAS_STATES])
-        self._has_long_blocks = bool(self._state.consts[s.MID_UNITS])
-        self._null_ids = np.array(
-            [config.null_block_id(index) for config in self.configs for index in range(len(config.groups))],
-            dtype=np.int64,
-        )
+        null_ids = [config.null_block_id(index) for config in self.configs for index in range(len(config.groups))]
+        self._updates = UpdateMaker(self._state, self._record, np.array(null_ids, dtype=np.int64))
         self.num_computed_tokens = self._state.rows[:, s.COMPUTED]
         """int64 [max_num_seqs]; tokens of each row whose cache is written."""
         self._free_rows = [*range(max_num_seqs - 1, -1, -1)]
-        self._root = ("", self._hasher.root(""))
-        self._looked_up = NOTHING_LOOKED_UP
+        self._roots = {"": self._hasher.root("")}
         self._peaks: dict[int, np.ndarray] = {}
-        self._last_prompt: tuple[np.ndarray, np.ndarray, np.ndarray] = (NO_TOKENS, self._root[1], NO_KEYS)
+        self._nobody = np.zeros(len(self.groups), dtype=np.int64)
+        self._compile()
+
+    def _compile(self) -> None:
+        # what each step calls, for the types that it is called with
+        record, rows, numbers, pages = self._record, NO_ROWS, NO_TOKENS, self._nobody
+        self._admit_row = admission.admit_row.bound(record, 0, numbers, 0, self._roots[""], True, pages, pages)
+        self._reserve_rows = stepping.reserve_rows.bound(record, rows, numbers)
+        self._publish_rows = stepping.publish_rows.bound(record, rows, numbers)
+        self._update_rows = stepping.update_rows.bound(record, rows, numbers, rows, numbers)
+        self._free_row = stepping.free_row.bound(record, 0)
 
     @property
     def num_running(self) -> int:
@@ -127,62 +134,48 @@ class KVCacheManager:
             token_ids: int [num_tokens].
             salt: only requests with the same salt share prefixes.
         """
-        hit, _ = self._look_up(token_ids, self._keys(token_ids, salt)[1], read_cache=True)
-        return int(hit[admission.TOKENS])
+        return admission.look_up(self._record, _int32(token_ids), self._root(salt))
 
     def can_admit(
-        self, token_ids: np.ndarray, salt: str = "", *, read_cache: bool = True, spoken_for: np.ndarray | int = 0
+        self, token_ids: np.ndarray, salt: str = "", *, read_cache: bool = True, spoken_for: np.ndarray | None = None
     ) -> bool:
-        """Tell whether a row is free and the request fits beside the pages referenced now.
+        """Tell whether `admit` would take this request now; arguments as there."""
+        return bool(self._free_rows) and self._ask(NO_ROW, token_ids, 0, salt, read_cache, spoken_for) != NO_ROOM
+
+    def admit(
+        self,
+        token_ids: np.ndarray,
+        *,
+        num_prompt_tokens: int,
+        salt: str = "",
+        read_cache: bool = True,
+        spoken_for: np.ndarray | None = None,
+    ) -> tuple[int, int] | None:
+        """Take a row and pin the pages of the reusable prefix, if the request fits beside the pages referenced now.
 
         What must fit is its peak on the way to one token more than it knows, with its shared pages counted once. For
         a pool without referenced pages this is `capacity.slabs_needed`, the formula of start-up: there, everything up
-        to `max_model_len` is admitted.
+        to `max_model_len` is admitted. A prefix is left unused where only without it there is room.
 
         Args:
             token_ids: int32 [num_tokens]; all known tokens, of the prompt and sampled before a preemption.
-            salt: as in `lookup`.
-            read_cache: as in `admit`.
-            spoken_for: int64 [num_groups]; pages that rows were admitted for and do not hold yet.
-        """
-        if not self._free_rows:
-            return False
-        hit, found = self._look_up(token_ids, self._keys(token_ids, salt)[1], read_cache)
-        self._looked_up = (token_ids, salt, read_cache, hit, found)  # `admit` usually follows
-        return self._choose(hit, found, len(token_ids), spoken_for) is not None
-
-    def admit(
-        self, token_ids: np.ndarray, *, num_prompt_tokens: int, salt: str = "", read_cache: bool = True
-    ) -> tuple[int, int]:
-        """Take a row and pin the pages of the reusable prefix.
-
-        Args:
-            token_ids: int32 [num_tokens]; all known tokens.
             num_prompt_tokens: how many of them are the prompt.
             salt: as in `lookup`.
             read_cache: False computes everything; the results are published all the same.
+            spoken_for: int64 [num_groups]; pages that rows were admitted for and do not hold yet.
 
         Returns:
-            (row, num_cached_tokens); num_computed_tokens[row] is set to the latter.
+            (row, num_cached_tokens), and num_computed_tokens[row] is set to the latter; None if there is no room, or no
+            row.
         """
-        assert self._free_rows, "admit without a free row; ask can_admit first"
-        state = self._state
-        root, keys = self._keys(token_ids, salt)
-        known_ids, *asked, hit, found = self._looked_up
-        if known_ids is not token_ids or asked != [salt, read_cache]:
-            hit, found = self._look_up(token_ids, keys, read_cache)
-        self._looked_up = NOTHING_LOOKED_UP
-        token_ids = np.ascontiguousarray(token_ids, dtype=np.int32)
-        if self._caching and read_cache:
-            state.stats[s.LOOKED_UP] += len(token_ids)
-            state.stats[s.LOST_TO_STATE] += hit[admission.LOST_TO_STATE]
-            state.stats[s.LOST_TO_WINDOW] += hit[admission.LOST_TO_WINDOW]
-        if hit[admission.TAIL] or (hit[admission.TOKENS] and (self._has_states or self._has_long_blocks)):
-            # what is read or copied first costs a page beside the row's own
-            hit = NO_HIT if self._choose(hit, found, len(token_ids)) is NO_HIT else hit
-        row = self._free_rows.pop()
-        admission.admit_row(self._record, row, token_ids, keys, hit, found, num_prompt_tokens, root)
-        return row, int(hit[admission.TOKENS])
+        if not self._free_rows:
+            return None
+        row = self._free_rows[-1]
+        num_cached_tokens = self._ask(row, token_ids, num_prompt_tokens, salt, read_cache, spoken_for)
+        if num_cached_tokens == NO_ROOM:
+            return None
+        self._free_rows.pop()
+        return row, num_cached_tokens
 
     def reserve(self, rows: np.ndarray, num_new_tokens: np.ndarray) -> int:
         """Make pages for the next tokens of rows, in order; stop before the first row that cannot have all of its.
@@ -196,8 +189,7 @@ class KVCacheManager:
         Returns:
             How many rows were served.
         """
-        self._looked_up = NOTHING_LOOKED_UP
-        return stepping.reserve_rows(self._record, _int64(rows), _int64(num_new_tokens))
+        return self._reserve_rows(self._record, _rows(rows), _int32(num_new_tokens))
 
     def max_new_tokens(self, row: int, limit: int) -> int:
         """Return the largest n <= limit for which `reserve` of this row alone would succeed now; 0 if for none.
@@ -217,10 +209,9 @@ class KVCacheManager:
             rows: int [n].
             num_tokens: int [n]; computed and scheduled tokens of each row.
         """
-        self._looked_up = NOTHING_LOOKED_UP
         if self._caching:
-            rows, num_tokens = _int64(rows), _int64(num_tokens)
-            stepping.publish_rows(self._record, rows, num_tokens)
+            rows, num_tokens = _rows(rows), _int32(num_tokens)
+            self._publish_rows(self._record, rows, num_tokens)
             if self._has_states:
                 plan_cuts(self._record, rows, num_tokens)
 
@@ -236,27 +227,25 @@ class KVCacheManager:
             sampled_rows: int [m], distinct; every known token of theirs is computed.
             token_ids: int [m].
         """
-        self._looked_up = NOTHING_LOOKED_UP
-        stepping.update_rows(self._record, _int64(rows), _int64(num_tokens), _int64(sampled_rows), _int64(token_ids))
+        self._update_rows(self._record, _rows(rows), _int32(num_tokens), _rows(sampled_rows), _int32(token_ids))
 
     def advance(self, rows: np.ndarray, num_tokens: np.ndarray) -> None:
         """Count scheduled tokens as computed; the first half of `update`."""
-        self.update(rows, num_tokens, NO_ROWS, NO_ROWS)
+        self.update(rows, num_tokens, NO_ROWS, NO_TOKENS)
 
     def commit(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """Append one sampled token per row; the second half of `update`."""
-        self.update(NO_ROWS, NO_ROWS, rows, token_ids)
+        self.update(NO_ROWS, NO_TOKENS, rows, token_ids)
 
     def free(self, row: int) -> None:
         """Give back a row and its pages; findable ones stay cached, the sequence's tail to be evicted first."""
         assert self._state.rows[row, s.HELD], f"row {row} is freed, but it is free"
-        self._looked_up = NOTHING_LOOKED_UP
-        stepping.free_row(self._record, row)
+        self._free_row(self._record, row)
         self._free_rows.append(row)
 
-    def take_cache_update(self, rows: np.ndarray, num_scheduled_tokens: np.ndarray) -> CacheUpdate:
+    def take_cache_update(self, rows: np.ndarray) -> CacheUpdate:
         """Return what the workers must do to the cache before the next step, for its rows, int [n], and freed ones."""
-        return take_cache_update(self._state, self._record, self._null_ids, _int64(rows))
+        return self._updates.take(_rows(rows))
 
     def resize(self, num_slabs: int, stage_class: int = 0) -> None:
         """Let the pool of a stage class have so many slabs from now on, at most those of the plan.
@@ -266,7 +255,6 @@ class KVCacheManager:
         Raises:
             CapacityError: the pages in use need more; nothing has changed.
         """
-        self._looked_up = NOTHING_LOOKED_UP
         self._pool.resize(stage_class, num_slabs, lambda: stepping.bring_up_to_date(self._record))
 
     def take_freed_slabs(self, stage_class: int = 0) -> np.ndarray:
@@ -281,7 +269,6 @@ class KVCacheManager:
         """
         if self.num_running:
             return False
-        self._looked_up = NOTHING_LOOKED_UP
         self._pool.evict_all()
         stepping.bring_up_to_date(self._record)
         return True
@@ -300,36 +287,23 @@ class KVCacheManager:
     def _attention_groups(self) -> list[KVCacheGroupSpec]:
         return [group for group in self.groups if not group.retention.holds_state]
 
-    def _keys(self, token_ids: np.ndarray, salt: str) -> tuple[np.ndarray, np.ndarray]:
-        # root and keys of a prompt; the last one's are remembered, as a waiting request asks in every step
-        if salt != self._root[0]:
-            self._root = (salt, self._hasher.root(salt))
-        root = self._root[1]
-        if not self._caching:
-            return root, NO_KEYS
-        last_tokens, last_root, keys = self._last_prompt
-        if root is not last_root or not np.array_equal(token_ids, last_tokens):
-            tokens = np.array(token_ids, dtype=np.int32)
-            keys = self._hasher.chain(root, tokens)
-            self._last_prompt = (tokens, root, keys)
-        return root, keys
+    def _ask(
+        self, row: int, token_ids: np.ndarray, num_prompt_tokens: int, salt: str, read_cache: bool,
+        spoken_for: np.ndarray | None,
+    ) -> int:  # fmt: skip
+        """Admit to a row, or only ask with `NO_ROW`; return the reused tokens or `NO_ROOM`."""
+        spoken_for = self._nobody if spoken_for is None else np.ascontiguousarray(spoken_for, dtype=np.int64)
+        peaks, root = self._peak_pages(len(token_ids) + 1), self._root(salt)
+        token_ids = _int32(token_ids)
+        return self._admit_row(self._record, row, token_ids, num_prompt_tokens, root, read_cache, peaks, spoken_for)
 
-    def _look_up(self, token_ids: np.ndarray, keys: np.ndarray, read_cache: bool) -> tuple[np.ndarray, np.ndarray]:
-        reusable = max(0, len(token_ids) - 1) // self.unit if self._caching and read_cache else 0
-        found = np.zeros((reusable, len(self.groups)), dtype=np.int32)
-        if not reusable:
-            return NO_HIT, found
-        return admission.look_up(self._record, np.ascontiguousarray(token_ids, dtype=np.int32), keys, found), found
-
-    def _choose(
-        self, hit: np.ndarray, found: np.ndarray, num_tokens: int, spoken_for: np.ndarray | int = 0
-    ) -> np.ndarray | None:
-        """Return the prefix to reuse, `NO_HIT` if only without there is room, None if there is none at all."""
-        need = self._peak_pages(num_tokens + 1) + spoken_for
-        for choice in (hit, NO_HIT) if hit[admission.TOKENS] else (NO_HIT,):
-            if admission.hit_fits(self._record, choice, found, need, num_tokens):
-                return choice
-        return None
+    def _root(self, salt: str) -> np.ndarray:
+        root = self._roots.get(salt)
+        if root is None:
+            if len(self._roots) >= MAX_SALTS_KNOWN:
+                self._roots.pop(next(iter(self._roots)))
+            root = self._roots[salt] = self._hasher.root(salt)
+        return root
 
     def _peak_pages(self, num_tokens: int) -> np.ndarray:
         """Return the most pages of each group, int64, that a request holds on its way to so many tokens."""
@@ -343,6 +317,10 @@ class KVCacheManager:
         return pages
 
 
-def _int64(values: np.ndarray) -> np.ndarray:
-    # one type of array, so that each function is compiled once
+# one type of array each, so that each function is compiled once
+def _rows(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _int32(values: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(values, dtype=np.int32)

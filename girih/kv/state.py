@@ -44,7 +44,33 @@ UNIT, LOOKAHEAD, CACHING, CHECKPOINT_TOKENS, LONGEST, NUM_DIRTY, NUM_COPIES, NUM
 # elements of ManagerState.stats
 LOOKED_UP, HIT, LOST_TO_STATE, LOST_TO_WINDOW, PAGES_EVICTED, PAGES_MOVED, CHECKPOINTS, CHECKPOINTS_DENIED = range(8)
 
+# elements of PromptState.hits[i]: tokens to reuse; the entry of the tail that they end with, or 0; units that any group
+# knows; tokens that could be reused too, but for a missing state, and but for missing pages of a window
+TOKENS, TAIL, UNITS, MISSING_STATE, MISSING_WINDOW = range(5)
+
 NEVER = 1 << 62
+
+
+class PromptState(NamedTuple):
+    """The prompt that was asked about last, and what of it is cached: a waiting one is asked about in every step.
+
+    Args:
+        token_ids: int32 [longest request].
+        length: int64 [1]; its tokens, -1 for no prompt yet.
+        root: uint64 [2]; the key before its first unit.
+        keys: uint64 [units of the longest request, 2].
+        found: int32 [units, num_groups]; pages that are listed under its keys.
+        num_cached: int32 [units + 1, num_groups]; how many of the units before each boundary have a page.
+        hits: int64 [2, 5]; what can be reused, and the record of nothing.
+    """
+
+    token_ids: np.ndarray
+    length: np.ndarray
+    root: np.ndarray
+    keys: np.ndarray
+    found: np.ndarray
+    num_cached: np.ndarray
+    hits: np.ndarray
 
 
 class ManagerState(NamedTuple):
@@ -53,6 +79,7 @@ class ManagerState(NamedTuple):
     Args:
         pool: the pages.
         prefix_index: what can be found.
+        prompt: what was looked for last.
         groups: int64 [num_groups, 10]; facts of each group.
         rows: int64 [max_num_seqs, 12].
         spans: int64 [num_groups, max_num_seqs, 4].
@@ -65,6 +92,7 @@ class ManagerState(NamedTuple):
         first_tokens: int32; for groups that forget, the first token that a continuation from each length reads.
         copies: int32 [max_num_seqs * num_groups, 3]; (group, row, column) to copy the row's source to.
         dirty: int32 [max_num_seqs]; rows with something to tell the workers.
+        need: int64 [num_groups]; pages, while they are counted.
         secret: uint64 [2]; of the hash.
         consts: int64 [10].
         stats: int64 [8].
@@ -72,6 +100,7 @@ class ManagerState(NamedTuple):
 
     pool: PoolState
     prefix_index: IndexState
+    prompt: PromptState
     groups: np.ndarray
     rows: np.ndarray
     spans: np.ndarray
@@ -84,6 +113,7 @@ class ManagerState(NamedTuple):
     first_tokens: np.ndarray
     copies: np.ndarray
     dirty: np.ndarray
+    need: np.ndarray
     secret: np.ndarray
     consts: np.ndarray
     stats: np.ndarray
@@ -122,6 +152,7 @@ def make_state(
     return ManagerState(
         pool=pool,
         prefix_index=make_index(len(pool.evicted) * per_page if caching else 1, len(groups)),
+        prompt=_make_prompt(longest, unit, len(groups)),
         groups=facts,
         rows=np.zeros((max_num_seqs, 12), dtype=np.int64),
         spans=np.zeros((len(groups), max_num_seqs, 4), dtype=np.int64),
@@ -134,9 +165,23 @@ def make_state(
         first_tokens=first_tokens,
         copies=np.zeros((max_num_seqs * max(1, len(groups)), 3), dtype=np.int32),
         dirty=np.zeros(max_num_seqs, dtype=np.int32),
+        need=np.zeros(len(groups), dtype=np.int64),
         secret=secret,
         consts=consts,
         stats=np.zeros(8, dtype=np.int64),
+    )
+
+
+def _make_prompt(longest: int, unit: int, num_groups: int) -> PromptState:
+    units = longest // unit + 1
+    return PromptState(
+        token_ids=np.zeros(longest, dtype=np.int32),
+        length=np.array([-1], dtype=np.int64),
+        root=np.zeros(2, dtype=np.uint64),
+        keys=np.zeros((units, 2), dtype=np.uint64),
+        found=np.zeros((units, num_groups), dtype=np.int32),
+        num_cached=np.zeros((units + 1, num_groups), dtype=np.int32),
+        hits=np.zeros((2, 5), dtype=np.int64),
     )
 
 

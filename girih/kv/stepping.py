@@ -26,14 +26,14 @@ def reserve_rows(state: ManagerState, rows: np.ndarray, num_new_tokens: np.ndarr
 
     Args:
         state: the manager's.
-        rows: int [n].
-        num_new_tokens: int [n].
+        rows: int64 [n].
+        num_new_tokens: int32 [n].
     """
-    need = np.zeros(state.groups.shape[0], dtype=np.int64)
+    need, records = state.need, state.rows
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
-        end = state.rows[row, s.COMPUTED] + num_new_tokens[i]
-        if end <= state.rows[row, s.GROW_AT]:
+        end = records[row, s.COMPUTED] + num_new_tokens[i]
+        if end <= records[row, s.GROW_AT]:
             continue
         _count_pages(state, row, end, need)
         if not fits(state.pool, need):
@@ -52,7 +52,7 @@ def largest_chunk(state: ManagerState, row: Int, limit: Int) -> Int:
 
     Tried are `limit` and what ends with a unit: all chunks that end in one unit cost the same.
     """
-    need = np.zeros(state.groups.shape[0], dtype=np.int64)
+    need = state.need
     computed, unit = state.rows[row, s.COMPUTED], state.consts[s.UNIT]
     _count_pages(state, row, computed + limit, need)
     if fits(state.pool, need):
@@ -134,8 +134,8 @@ def publish_rows(state: ManagerState, rows: np.ndarray, num_tokens: np.ndarray) 
 
     Args:
         state: the manager's.
-        rows: int [n].
-        num_tokens: int [n]; computed and scheduled tokens.
+        rows: int64 [n].
+        num_tokens: int32 [n]; computed and scheduled tokens.
     """
     for i in range(rows.shape[0]):
         publish_units(state, np.int64(rows[i]), np.int64(num_tokens[i]) // state.consts[s.UNIT])
@@ -183,27 +183,30 @@ def update_rows(
 
     Args:
         state: the manager's.
-        rows: int [n], distinct.
-        num_tokens: int [n]; computed by this step.
-        sampled_rows: int [m], distinct, each with all its tokens computed.
-        token_ids: int [m].
+        rows: int64 [n], distinct.
+        num_tokens: int32 [n]; computed by this step.
+        sampled_rows: int64 [m], distinct, each with all its tokens computed.
+        token_ids: int32 [m].
     """
+    records, tails = state.rows, state.tails  # read once: no store below can change where they are
     for i in range(rows.shape[0]):
         row = np.int64(rows[i])
-        state.rows[row, s.COMPUTED] += num_tokens[i]
-        if state.rows[row, s.COMPUTED] >= state.rows[row, s.RELEASE_AT]:
+        computed = records[row, s.COMPUTED] + num_tokens[i]
+        records[row, s.COMPUTED] = computed
+        if computed >= records[row, s.RELEASE_AT]:
             _release_left_behind(state, row)
             set_release_at(state, row)
+    caching, last_position = state.consts[s.CACHING], state.consts[s.UNIT] - 1  # a unit is a power of two
+    listed = s.LISTED if state.consts[s.MID_UNITS] else s.PUBLISHED
     for i in range(sampled_rows.shape[0]):
         row = np.int64(sampled_rows[i])
-        known = state.rows[row, s.KNOWN]
-        if state.consts[s.CACHING]:
-            position = known % state.consts[s.UNIT]
-            listed = state.rows[row, s.LISTED if state.consts[s.MID_UNITS] else s.PUBLISHED]
-            if position == 0 or listed < state.rows[row, s.HASHED]:
+        known = records[row, s.KNOWN]
+        if caching:
+            position = known & last_position
+            if position == 0 or records[row, listed] < records[row, s.HASHED]:
                 _publish_known(state, row)
-            state.tails[row, position] = token_ids[i]
-        state.rows[row, s.KNOWN] = known + 1
+            tails[row, position] = token_ids[i]
+        records[row, s.KNOWN] = known + 1
 
 
 @inner

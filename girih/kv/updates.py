@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from girih.kv import state as s
@@ -12,42 +10,59 @@ from girih.kv.pool_state import FIRST_PAGE, MOVED_BYTES, MOVES
 from girih.kv.state import MAX_CUTS, ManagerState, cell
 from girih.messages import CacheUpdate, PageCopies, StateStep, TableUpdate
 
+Int = int | np.integer
+
 NOTHING = np.zeros(0, dtype=np.int32)
 NO_CHANGE = TableUpdate(NOTHING, NOTHING, NOTHING)
 
 
-def take_cache_update(state: ManagerState, record: Record, null_ids: np.ndarray, rows: np.ndarray) -> CacheUpdate:
-    """Return what the workers do not know yet; it counts as known from here on.
+class UpdateMaker:
+    """Says what the workers do not know yet, each time it is asked.
 
     Args:
         state: the manager's.
         record: the same for compiled functions.
         null_ids: int64 [num_groups]; the null page's id in each group.
-        rows: int [n]; the rows of the step.
     """
-    num_groups = len(null_ids)
-    tables: Sequence[TableUpdate] = (NO_CHANGE,) * num_groups
-    if state.consts[s.NUM_DIRTY]:
-        tables = _take_tables(record, null_ids)
-    copies = _copies(state) if state.consts[s.NUM_COPIES] else ()
-    moves = _take_moves(state) if state.pool.counts[MOVES] else ()
-    states = {}
-    if state.consts[s.HAS_STATES]:
-        which = np.flatnonzero(state.groups[:, s.IS_STATE]).tolist()
-        states = {group: _state_step(record, group, int(null_ids[group]), rows) for group in which}
-    return CacheUpdate(moves, copies, tuple(tables), states)
 
+    def __init__(self, state: ManagerState, record: Record, null_ids: np.ndarray):
+        self._state, self._record, self._null_ids = state, record, null_ids
+        self._state_groups = np.flatnonzero(state.groups[:, s.IS_STATE]).tolist()
+        self._no_changes = (NO_CHANGE,) * len(null_ids)
+        self._no_update = CacheUpdate((), (), self._no_changes, {})
+        self._ends = np.zeros(len(null_ids), dtype=np.int64)
+        self._count_changes = count_changes.bound(record, self._ends)
+        self._fill_changes = fill_changes.bound(record, null_ids, self._ends, NOTHING.reshape(3, 0))
 
-def _take_tables(record: Record, null_ids: np.ndarray) -> list[TableUpdate]:
-    counts = count_changes(record)
-    changes = np.empty((3, int(counts.sum())), dtype=np.int32)
-    starts = np.cumsum(counts) - counts
-    fill_changes(record, null_ids, starts.copy(), changes)
-    ends = (starts + counts).tolist()
-    return [
-        TableUpdate(*changes[:, start:end]) if end > start else NO_CHANGE
-        for start, end in zip(starts.tolist(), ends, strict=True)
-    ]
+    def take(self, rows: np.ndarray) -> CacheUpdate:
+        """Return what is new; it counts as known from here on.
+
+        Args:
+            rows: int64 [n]; the rows of the step.
+        """
+        state = self._state
+        tables = self._take_tables() if state.consts.item(s.NUM_DIRTY) else self._no_changes
+        copies = _copies(state) if state.consts.item(s.NUM_COPIES) else ()
+        moves = _take_moves(state) if state.pool.counts.item(MOVES) else ()
+        if tables is self._no_changes and not (copies or moves or self._state_groups):
+            return self._no_update
+        states = {group: self._state_step(group, rows) for group in self._state_groups}
+        return CacheUpdate(moves, copies, tables, states)
+
+    def _take_tables(self) -> tuple[TableUpdate, ...]:
+        changes = np.empty((3, self._count_changes(self._record, self._ends)), dtype=np.int32)
+        self._fill_changes(self._record, self._null_ids, self._ends, changes)
+        tables, start = [], 0
+        for end in self._ends.tolist():
+            tables.append(TableUpdate(*changes[:, start:end]) if end > start else NO_CHANGE)
+            start = end
+        return tuple(tables)
+
+    def _state_step(self, group: int, rows: np.ndarray) -> StateStep:
+        own = np.empty((2, len(rows)), dtype=np.int32)
+        cuts = np.empty((3, len(rows) * MAX_CUTS), dtype=np.int32)
+        count = fill_states(self._record, group, int(self._null_ids[group]), rows, own, cuts)
+        return StateStep(own[0], own[1], *cuts[:, :count])
 
 
 def _take_moves(state: ManagerState) -> tuple[PageCopies, ...]:
@@ -86,47 +101,45 @@ def _copies(state: ManagerState) -> tuple[PageCopies, ...]:
     return tuple(found)
 
 
-def _state_step(record: Record, group: int, null_id: int, rows: np.ndarray) -> StateStep:
-    own = np.empty((2, len(rows)), dtype=np.int32)
-    cuts = np.empty((3, len(rows) * MAX_CUTS), dtype=np.int32)
-    count = fill_states(record, group, null_id, rows, own, cuts)
-    return StateStep(own[0], own[1], *cuts[:, :count])
-
-
 @entry
-def count_changes(state: ManagerState) -> np.ndarray:
-    """Count the table entries, int64 [num_groups], that the workers do not know."""
-    counts = np.zeros(state.groups.shape[0], dtype=np.int64)
-    for i in range(state.consts[s.NUM_DIRTY]):
-        for group in range(counts.shape[0]):
+def count_changes(state: ManagerState, starts: np.ndarray) -> Int:
+    """Count the table entries that the workers do not know; write the number of those before each group's."""
+    total = np.int64(0)
+    for group in range(starts.shape[0]):
+        starts[group] = total
+        if state.groups[group, s.IS_STATE]:
+            continue
+        for i in range(state.consts[s.NUM_DIRTY]):
             span = state.spans[group, state.dirty[i]]
-            if state.groups[group, s.IS_STATE] == 0:
-                counts[group] += max(0, min(span[s.FIRST], span[s.SENT_LAST]) - span[s.SENT_FIRST])
-                counts[group] += span[s.LAST] - max(span[s.SENT_LAST], span[s.FIRST])
-    return counts
+            total += max(0, min(span[s.FIRST], span[s.SENT_LAST]) - span[s.SENT_FIRST])
+            total += span[s.LAST] - max(span[s.SENT_LAST], span[s.FIRST])
+    return total
 
 
 @entry
 def fill_changes(state: ManagerState, null_ids: np.ndarray, starts: np.ndarray, changes: np.ndarray) -> None:
-    """Write rows, columns and page ids, int32 [3, n], from `starts` of each group on, and mark them as known."""
-    for i in range(state.consts[s.NUM_DIRTY]):
-        row = np.int64(state.dirty[i])
-        state.rows[row, s.DIRTY] = 0
-        for group in range(starts.shape[0]):
-            if state.groups[group, s.IS_STATE]:
-                continue
+    """Write rows, columns and page ids, int32 [3, n], of each group from its start on, and mark them as known.
+
+    Each start becomes the group's end.
+    """
+    for group in range(starts.shape[0]):
+        if state.groups[group, s.IS_STATE]:
+            continue
+        at, first_page, null_id = starts[group], state.pool.groups[group, FIRST_PAGE], null_ids[group]
+        for i in range(state.consts[s.NUM_DIRTY]):
+            row = np.int64(state.dirty[i])
             span = state.spans[group, row]
-            at = starts[group]
             for column in range(span[s.SENT_FIRST], min(span[s.FIRST], span[s.SENT_LAST])):
-                changes[0, at], changes[1, at], changes[2, at] = row, column, null_ids[group]
+                changes[0, at], changes[1, at], changes[2, at] = row, column, null_id
                 at += 1
+            start = cell(state, group, row, 0)
             for column in range(max(span[s.SENT_LAST], span[s.FIRST]), span[s.LAST]):
-                page = np.int64(state.table[cell(state, group, row, column)])
-                changes[0, at], changes[1, at] = row, column
-                changes[2, at] = page - state.pool.groups[group, FIRST_PAGE]
+                changes[0, at], changes[1, at], changes[2, at] = row, column, state.table[start + column] - first_page
                 at += 1
-            starts[group] = at
             span[s.SENT_FIRST], span[s.SENT_LAST] = span[s.FIRST], span[s.LAST]
+        starts[group] = at
+    for i in range(state.consts[s.NUM_DIRTY]):
+        state.rows[state.dirty[i], s.DIRTY] = 0
     state.consts[s.NUM_DIRTY] = 0
 
 

@@ -48,7 +48,7 @@ class BatchBuilder:
         self._manager = manager
         self._budget_left = max_num_tokens
         self._max_running = max_running
-        self._decode_rows = np.zeros(0, dtype=np.int32)  # in order
+        self._decode_rows = np.zeros(0, dtype=np.int64)  # in order
         self._prompts: dict[RequestState, int] = {}  # those with more than one token to compute -> how many
         self._chunks: dict[RequestState, int] = {}  # tokens that each of them computes in this step
         self._partial: dict[RequestState, int] = {}  # those that this step does not complete -> their chunk so far
@@ -81,8 +81,8 @@ class BatchBuilder:
         return StepInput(
             step_id=step_id,
             new_rows=tuple(_new_row(request) for request in self._newcomers),
-            cache=self._manager.take_cache_update(rows, num_scheduled),
-            rows=rows,
+            cache=self._manager.take_cache_update(rows),
+            rows=rows.astype(np.int32),
             num_computed_tokens=num_computed,
             num_scheduled_tokens=num_scheduled,
             samples=num_computed + num_scheduled == self._queues.rows.num_tokens[rows],
@@ -138,7 +138,7 @@ class BatchBuilder:
             enough = len(self._partial) >= MAX_PARTIAL_PROMPTS
             request = self._short_prompt() if enough else first
             share = self._budget_left if enough else self._share(min(len(waiting), MAX_PARTIAL_PROMPTS))
-            if request is None or not self._fits_beside(request) or not self._admit(request, share):
+            if request is None or not self._admit(request, share):
                 return
             first.num_times_passed += request is not first
 
@@ -156,12 +156,16 @@ class BatchBuilder:
 
     def _admit(self, request: RequestState, share: int) -> bool:
         token_ids = request.known_token_ids()
-        row, num_cached_tokens = self._manager.admit(
+        admitted = self._manager.admit(
             token_ids,
             num_prompt_tokens=request.num_prompt_tokens,
             salt=request.cache_salt,
             read_cache=not request.wants_prompt_logprobs,
+            spoken_for=self._spoken_for(),
         )
+        if admitted is None:
+            return False
+        row, num_cached_tokens = admitted
         remaining = len(token_ids) - num_cached_tokens
         chunk = self._manager.max_new_tokens(row, min(remaining, share, self._budget_left))
         if chunk == 0:
@@ -191,8 +195,10 @@ class BatchBuilder:
         """Return the most tokens that one of `num_sharers` prompts may take of what is left."""
         return max(self._budget_left // max(1, num_sharers), 1)
 
-    def _fits_beside(self, newcomer: RequestState) -> bool:
-        """Tell whether a newcomer fits and leaves the prompts in progress the pages that they were admitted for."""
+    def _spoken_for(self) -> np.ndarray | None:
+        """Return the pages of each group, int64, that prompts in progress were admitted for and do not hold yet."""
+        if not self._partial:
+            return None
         groups = self._manager.groups
         spoken_for = np.zeros(len(groups), dtype=np.int64)
         for request, chunk in self._partial.items():
@@ -201,12 +207,7 @@ class BatchBuilder:
             for g, group in enumerate(groups):
                 first, last = group.retention.live_range(num_computed, chunk, group.block_size)
                 spoken_for[g] += max(0, peaks[g] - (last - first))
-        return self._manager.can_admit(
-            newcomer.known_token_ids(),
-            newcomer.cache_salt,
-            read_cache=not newcomer.wants_prompt_logprobs,
-            spoken_for=spoken_for,
-        )
+        return spoken_for
 
     def _reserve(self, request: RequestState, chunk: int) -> None:
         """Take the pages of a prompt's chunk, whatever it had before."""

@@ -69,7 +69,7 @@ class RequestQueues:
         del self.by_id[request.request_id]
 
     def running_rows(self) -> np.ndarray:
-        """Return the rows of the running requests in their order, int32 [n]; not to be written to."""
+        """Return the rows of the running requests in their order, int64 [n]; not to be written to."""
         if self._running_rows is None:
             self._running_rows = rows_of(self.running)
         return self._running_rows
@@ -89,5 +89,5 @@ class RequestQueues:
 
 
 def rows_of(requests: Iterable[RequestState]) -> np.ndarray:
-    """Return the rows of running requests, int32 [n]."""
-    return np.array([request.row for request in requests], dtype=np.int32)
+    """Return the rows of running requests, int64 [n]: numpy's own kind of index."""
+    return np.array([request.row for request in requests], dtype=np.int64)

@@ -196,7 +196,7 @@ def test_every_request_but_two_hits_a_shared_prefix_wherever_it_ends(shared):  #
         row, cached = driver.manager.admit(tokens, num_prompt_tokens=2200)
         assert driver.manager.reserve(np.array([row]), np.array([2200 - cached])) == 1
         driver.manager.publish(np.array([row]), np.array([2200]))
-        driver.manager.take_cache_update(np.array([row]), np.array([2200 - cached]))
+        driver.manager.take_cache_update(np.array([row]))
         driver.manager.update(np.array([row]), np.array([2200 - cached]), np.array([row]), np.array([1]))
         driver.manager.free(row)
         hits.append(cached)

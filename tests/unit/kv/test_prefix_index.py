@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from girih.kv.compiled import Record, entry
-from girih.kv.index import add_entry, drop_page, find_entry, make_index
+from girih.kv.index import drop_page, entry_at, find_entry, make_index, slot_of
 
 
 @entry
 def call_add(index, key):
-    return add_entry(index, key[0], key[1])
+    return entry_at(index, slot_of(index, key[0], key[1]), key[0], key[1])
 
 
 @entry

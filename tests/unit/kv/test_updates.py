@@ -90,9 +90,9 @@ def test_rows_that_do_not_run_in_a_step_are_told_all_the_same():
     driver = driver_of([(FULL, 1)])
     first, second = driver.add(range(9)), driver.add(range(100, 109))
     driver.reserve([first, second], [9, 9])
-    update = driver.manager.take_cache_update(np.array([second]), np.array([9]))
+    update = driver.manager.take_cache_update(np.array([second]))
     assert cells(update, 0) == [(first, 0), (first, 1), (first, 2), (second, 0), (second, 1), (second, 2)]
-    update = driver.manager.take_cache_update(np.array([first]), np.array([9]))
+    update = driver.manager.take_cache_update(np.array([first]))
     assert cells(update, 0) == []
 
 
