@@ -27,10 +27,14 @@ from typing import Any
 from girih import plugins
 from girih.arch._common import as_dict
 from girih.arch._dtypes import CacheDtypes
+from girih.arch._stages import EMBEDDINGS
 from girih.errors import ConfigError
 from girih.units import dtype_bytes
 
-__all__ = ["CacheDtypes", "load", "num_parameters", "parse_config", "resolve_dtype", "stored_dtype"]
+__all__ = [
+    "CacheDtypes", "is_quantised", "load", "num_parameters", "parse_config", "resolve_dtype", "stored_dtype",
+    "vocab_size",
+]  # fmt: skip
 
 
 def load(config: Mapping[str, Any]) -> ModuleType:
@@ -81,6 +85,15 @@ def stored_dtype(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+def is_quantised(config: Mapping[str, Any]) -> bool:
+    """Tell whether the checkpoint is quantised, in whichever way.
+
+    Raises:
+        ConfigError: "quantization_config" is no object.
+    """
+    return bool(as_dict(config, "quantization_config"))
+
+
 def resolve_dtype(dtype: str, config: Mapping[str, Any]) -> str:
     """Turn the option "auto" into the dtype that weights and KV cache get.
 
@@ -97,10 +110,16 @@ def resolve_dtype(dtype: str, config: Mapping[str, Any]) -> str:
     """
     if dtype != "auto":
         return dtype
-    stored = stored_dtype(config) or ("bfloat16" if config.get("quantization_config") else "float32")
+    stored = stored_dtype(config) or ("bfloat16" if is_quantised(config) else "float32")
     return "bfloat16" if stored == "bfloat16" else "float32"
 
 
 def num_parameters(config: Mapping[str, Any]) -> int:
     """Count the parameters of a model; tied embeddings count once."""
     return sum(math.prod(shape) for shape in load(config).weight_shapes(config).values())
+
+
+def vocab_size(config: Mapping[str, Any]) -> int:
+    """Return the rows of a model's embedding."""
+    shapes = load(config).weight_shapes(config)
+    return next(shape[0] for name, shape in shapes.items() if name.endswith(EMBEDDINGS))

@@ -13,7 +13,7 @@ from girih.units import cdiv
 Shape = tuple[int, ...]
 
 _LAYER = re.compile(r"(.*?\blayers\.)(\d+)\.")
-_EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
+EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
 _OUTPUTS = ("lm_head.weight", "proj_out.weight")
 
 
@@ -75,7 +75,7 @@ def split_model(
     for name, spec in kv_cache_specs.items():
         parts[_stage_of(name, 0)].kv_cache_specs[name] = spec
     if not any(name in weight_shapes for name in _OUTPUTS):
-        tied = {name: shape for name, shape in weight_shapes.items() if name.endswith(_EMBEDDINGS)}
+        tied = {name: shape for name, shape in weight_shapes.items() if name.endswith(EMBEDDINGS)}
         parts[-1].weight_shapes.update(tied)
     return parts
 

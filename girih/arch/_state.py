@@ -19,6 +19,10 @@ from girih.kv.specs.state import StateSpec
 
 LINEAR, CONV = "linear_attention", "conv"  # as "layer_types" has them
 _OLDER_KINDS = {"mamba": LINEAR, "attention": FULL}
+MAMBA2_DEFAULTS = {  # of what `read_mamba2` reads: the same in every family that has these names
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
+    "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+}  # fmt: skip
 
 
 def hybrid_kinds(c: Fields, name: str, default: Callable[[int], str], others: tuple[str, ...] = ()) -> tuple[str, ...]:
@@ -75,7 +79,7 @@ def hybrid_specs(
 
 @dataclass(frozen=True)
 class Mamba2:
-    """Sizes of a Mamba 2 layer (Dao and Gu, "Transformers are SSMs", 2024).
+    """Sizes and options of a Mamba 2 layer (Dao and Gu, "Transformers are SSMs", 2024).
 
     Args:
         num_heads: heads, each with a state (head_dim, state_size).
@@ -83,6 +87,10 @@ class Mamba2:
         num_groups: groups of heads with the same B and C.
         state_size: elements of the state per channel.
         conv_kernel: tokens that the convolution reads, the newest included.
+        conv_bias: the convolution has a bias.
+        in_bias: the input projection has one.
+        out_bias: the output projection has one.
+        norm: there is a norm before the output projection.
     """
 
     num_heads: int
@@ -90,6 +98,10 @@ class Mamba2:
     num_groups: int
     state_size: int
     conv_kernel: int
+    conv_bias: bool
+    in_bias: bool
+    out_bias: bool
+    norm: bool = True
 
     @property
     def intermediate_size(self) -> int:
@@ -111,41 +123,35 @@ class Mamba2:
             block_size_multiple=block_size_multiple,
         )
 
-    def weight_shapes(
-        self, module: str, hidden_size: int, *, conv_bias: bool, in_bias: bool, out_bias: bool, norm: bool = True
-    ) -> _shapes.Shapes:
-        """Yield (tensor name, shape) of a layer.
-
-        Args:
-            module: e.g. "model.layers.3.mamba".
-            hidden_size: width of the residual stream.
-            conv_bias: the convolution has a bias.
-            in_bias: the input projection has one.
-            out_bias: the output projection has one.
-            norm: there is a norm before the output projection.
-        """
+    def weight_shapes(self, module: str, hidden_size: int) -> _shapes.Shapes:
+        """Yield (tensor name, shape) of layer `module`, e.g. "model.layers.3.mamba", on a stream of `hidden_size`."""
         for name in ("dt_bias", "A_log", "D"):
             yield f"{module}.{name}", (self.num_heads,)
-        yield from conv1d(f"{module}.conv1d", self.conv_dim, self.conv_kernel, bias=conv_bias)
+        yield from conv1d(f"{module}.conv1d", self.conv_dim, self.conv_kernel, bias=self.conv_bias)
         projected = self.intermediate_size + self.conv_dim + self.num_heads
-        yield from _shapes.linear(f"{module}.in_proj", projected, hidden_size, bias=in_bias)
-        if norm:
+        yield from _shapes.linear(f"{module}.in_proj", projected, hidden_size, bias=self.in_bias)
+        if self.norm:
             yield f"{module}.norm.weight", (self.intermediate_size,)
-        yield from _shapes.linear(f"{module}.out_proj", hidden_size, self.intermediate_size, bias=out_bias)
+        yield from _shapes.linear(f"{module}.out_proj", hidden_size, self.intermediate_size, bias=self.out_bias)
 
 
-def read_mamba2(c: Fields, intermediate_size: int) -> Mamba2:
-    """Read the sizes from the fields "mamba_...", which must make up `intermediate_size` channels.
+def read_mamba2(c: Fields, channels: int | None = None) -> Mamba2:
+    """Read the fields "mamba_..."; both projections have a bias or none.
+
+    Args:
+        c: the fields, with `MAMBA2_DEFAULTS`.
+        channels: that the heads must make up; None: "mamba_expand" times "hidden_size".
 
     Raises:
         ConfigError: a field that is wrong, or heads that do not make up the channels.
     """
-    num_heads = c.whole("mamba_n_heads")
-    head_dim = c.whole("mamba_d_head", if_null=intermediate_size // num_heads)
-    if num_heads * head_dim != intermediate_size:
+    channels = channels or c.whole("mamba_expand") * c.whole("hidden_size")
+    num_heads, bias = c.whole("mamba_n_heads"), c.flag("mamba_proj_bias")
+    head_dim = c.whole("mamba_d_head", if_null=channels // num_heads)
+    if num_heads * head_dim != channels:
         raise ConfigError(
             f"config.json: mamba_n_heads={num_heads} of mamba_d_head={head_dim} do not make up the "
-            f"{intermediate_size} channels of a Mamba layer"
+            f"{channels} channels of a Mamba layer"
         )
     return Mamba2(
         num_heads=num_heads,
@@ -153,6 +159,9 @@ def read_mamba2(c: Fields, intermediate_size: int) -> Mamba2:
         num_groups=c.whole("mamba_n_groups"),
         state_size=c.whole("mamba_d_state"),
         conv_kernel=c.whole("mamba_d_conv", at_least=2),
+        conv_bias=c.flag("mamba_conv_bias"),
+        in_bias=bias,
+        out_bias=bias,
     )
 
 

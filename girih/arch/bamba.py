@@ -8,15 +8,14 @@ from typing import Any
 from girih.arch import CacheDtypes, _shapes
 from girih.arch._attention import FULL, attention_spec, read_heads
 from girih.arch._fields import Fields
-from girih.arch._state import LINEAR, Mamba2, hybrid_specs, read_fields, read_mamba2, rename
+from girih.arch._state import LINEAR, MAMBA2_DEFAULTS, hybrid_specs, read_fields, read_mamba2, rename
 from girih.kv.spec import KVCacheSpec
 
 DEFAULTS = {
     "vocab_size": 128_000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 262_144,
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "attn_layer_indices": None,
-    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4,
-    "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    **MAMBA2_DEFAULTS,
 }  # fmt: skip
 
 
@@ -24,16 +23,14 @@ def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor, as `girih.arch` says."""
     c = read_fields(config, DEFAULTS)
     hidden_size, intermediate_size = c.whole("hidden_size"), c.whole("intermediate_size")
-    heads, mamba, kinds = read_heads(c), _mamba(c), _layer_types(c)
-    conv_bias, bias = c.flag("mamba_conv_bias"), c.flag("mamba_proj_bias")
+    heads, mamba, kinds = read_heads(c), read_mamba2(c), _layer_types(c)
 
     def _layer(layer: str, index: int) -> _shapes.Shapes:
         yield from _shapes.norms(layer, ("input_layernorm", "pre_ff_layernorm"), hidden_size)
         if kinds[index] == FULL:
             yield from _shapes.attention(layer, hidden_size, heads, bias=c.flag("attention_bias"))
         else:
-            module = f"{layer}.mamba"
-            yield from mamba.weight_shapes(module, hidden_size, conv_bias=conv_bias, in_bias=bias, out_bias=bias)
+            yield from mamba.weight_shapes(f"{layer}.mamba", hidden_size)
         bias_of_mlp = c.flag("mlp_bias")
         yield from _shapes.gated_mlp(f"{layer}.feed_forward", hidden_size, intermediate_size, bias=bias_of_mlp)
 
@@ -46,7 +43,7 @@ def kv_cache_specs(
     """Return what each layer caches, as `girih.arch` says."""
     c = read_fields(config, DEFAULTS)
     attention = attention_spec(FULL, read_heads(c), dtypes, block_size_multiple)
-    return hybrid_specs(_layer_types(c), attention, _mamba(c).state_spec(dtypes, block_size_multiple), "mamba")
+    return hybrid_specs(_layer_types(c), attention, read_mamba2(c).state_spec(dtypes, block_size_multiple), "mamba")
 
 
 def max_model_len(config: Mapping[str, Any]) -> int:
@@ -57,7 +54,3 @@ def max_model_len(config: Mapping[str, Any]) -> int:
 def _layer_types(c: Fields) -> tuple[str, ...]:
     attention_layers = c.wholes("attn_layer_indices")
     return tuple(FULL if index in attention_layers else LINEAR for index in range(c.num_layers()))
-
-
-def _mamba(c: Fields) -> Mamba2:
-    return read_mamba2(c, c.whole("mamba_expand") * c.whole("hidden_size"))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from girih.arch import CacheDtypes, _shapes
 from girih.arch._attention import FULL, attention_spec, read_heads
 from girih.arch._fields import Fields
-from girih.arch._state import Mamba2, read_fields, read_mamba2, rename
+from girih.arch._state import MAMBA2_DEFAULTS, Mamba2, read_fields, read_mamba2, rename
 from girih.kv.spec import KVCacheSpec
 
 DEFAULTS = {
     "vocab_size": 128_000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "projectors_bias": False,
-    "mamba_d_ssm": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto",
-    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_rms_norm": False,
+    "mamba_d_ssm": 1024, "mamba_rms_norm": False, **MAMBA2_DEFAULTS,
 }  # fmt: skip
 
 
@@ -29,14 +29,7 @@ def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     def _layer(layer: str, _index: int) -> _shapes.Shapes:
         yield from _shapes.norms(layer, ("input_layernorm", "pre_ff_layernorm"), hidden_size)
         yield from _shapes.attention(layer, hidden_size, heads, bias=c.flag("attention_bias"))
-        yield from mamba.weight_shapes(
-            f"{layer}.mamba",
-            hidden_size,
-            conv_bias=c.flag("mamba_conv_bias"),
-            in_bias=c.flag("mamba_proj_bias"),
-            out_bias=c.flag("projectors_bias"),
-            norm=c.flag("mamba_rms_norm"),
-        )
+        yield from mamba.weight_shapes(f"{layer}.mamba", hidden_size)
         bias = c.flag("mlp_bias")
         yield from _shapes.gated_mlp(f"{layer}.feed_forward", hidden_size, intermediate_size, bias=bias)
 
@@ -63,5 +56,5 @@ def max_model_len(config: Mapping[str, Any]) -> int:
 
 
 def _mamba(c: Fields) -> Mamba2:
-    channels = c.whole_or_none("mamba_d_ssm")
-    return read_mamba2(c, channels or c.whole("mamba_expand") * c.whole("hidden_size"))
+    mamba = read_mamba2(c, c.whole_or_none("mamba_d_ssm"))
+    return replace(mamba, out_bias=c.flag("projectors_bias"), norm=c.flag("mamba_rms_norm"))

@@ -8,29 +8,19 @@ from typing import Any
 
 from girih.arch import CacheDtypes, _shapes
 from girih.arch._attention import FULL, SLIDING, alternating_specs, layer_kinds, read_heads
-from girih.arch._common import RopeParameters, as_dict, check_heads, refuse_features, rope_parameters
+from girih.arch._common import RopeParameters, as_dict, refuse_features, rope_parameters
+from girih.arch._decoder import DecoderConfig, decoder_fields
 from girih.arch._fields import Fields
 from girih.errors import ConfigError
 from girih.kv.spec import KVCacheSpec
 
 
 @dataclass(frozen=True)
-class Gemma3TextConfig:
-    """Hyper-parameters under the names of config.json; what is missing there has Hugging Face's default.
+class Gemma3TextConfig(DecoderConfig):
+    """What Gemma 3 has beside the fields of every decoder.
 
     Args:
-        vocab_size: rows of the embedding.
-        hidden_size: width of the residual stream.
-        intermediate_size: width inside the MLP.
-        num_hidden_layers: decoder layers.
-        num_attention_heads: query heads.
-        num_key_value_heads: key and value heads.
-        head_dim: elements of a head.
         hidden_activation: activation of the MLP.
-        max_position_embeddings: the model's own length limit in tokens.
-        rms_norm_eps: added to the mean square in norms.
-        tie_word_embeddings: the output layer is the embedding.
-        attention_bias: the q, k, v and o projections have a bias.
         query_pre_attn_scalar: attention scores are scaled by its inverse square root.
         sliding_window: tokens a query of a sliding layer sees, itself included.
         layer_types: "full_attention" or "sliding_attention" per layer.
@@ -38,18 +28,7 @@ class Gemma3TextConfig:
         rope_sliding: rotary embedding of the sliding layers.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     hidden_activation: str
-    max_position_embeddings: int
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    attention_bias: bool
     query_pre_attn_scalar: float
     sliding_window: int
     layer_types: tuple[str, ...]
@@ -77,22 +56,10 @@ def parse_config(config: Mapping[str, Any]) -> Gemma3TextConfig:
         ("quantization_config", "use_bidirectional_attention", "final_logit_softcapping", "attn_logit_softcapping"),
     )
     c = Fields(config, DEFAULTS)
-    num_heads, num_kv_heads, head_dim = read_heads(c)
-    check_heads(num_heads, num_kv_heads, head_dim)
     rope_full, rope_sliding = _ropes(config, max_model_len(config))
     return Gemma3TextConfig(
-        vocab_size=c.whole("vocab_size"),
-        hidden_size=c.whole("hidden_size"),
-        intermediate_size=c.whole("intermediate_size"),
-        num_hidden_layers=c.num_layers(),
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        head_dim=head_dim,
+        **decoder_fields(c),
         hidden_activation=c.choice("hidden_activation", ("gelu_pytorch_tanh",)),
-        max_position_embeddings=max_model_len(config),
-        rms_norm_eps=c.number("rms_norm_eps"),
-        tie_word_embeddings=c.flag("tie_word_embeddings"),
-        attention_bias=c.flag("attention_bias"),
         query_pre_attn_scalar=c.number("query_pre_attn_scalar"),
         sliding_window=c.whole("sliding_window"),
         layer_types=layer_kinds(c, c.whole("sliding_window_pattern")),

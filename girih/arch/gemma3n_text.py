@@ -22,6 +22,7 @@ DEFAULTS = {
     "vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256, "altup_num_inputs": 4,
     "laurel_rank": 64,
 }  # fmt: skip
+MAX_ALTUP_INPUTS = 1000  # each but the first has two tensors of its own
 PATTERN = 5  # the last of so many layers is full
 
 
@@ -46,7 +47,7 @@ def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         "model.per_layer_model_projection.weight": (width, hidden_size),
         "model.per_layer_projection_norm.weight": (per_layer,),
     }
-    more = range(c.whole("altup_num_inputs") - 1)
+    more = range(c.whole("altup_num_inputs", at_most=MAX_ALTUP_INPUTS) - 1)
     shapes |= {f"model.altup_projections.{index}.weight": square for index in more}
     shapes |= _shapes.decoder(c, _layer)
     return shapes | {f"model.altup_unembed_projections.{index}.weight": square for index in more}

@@ -8,15 +8,14 @@ from typing import Any
 from girih.arch import CacheDtypes, _shapes
 from girih.arch._attention import FULL, attention_spec, read_heads
 from girih.arch._fields import Fields
-from girih.arch._state import LINEAR, Mamba2, hybrid_kinds, hybrid_specs, read_fields, read_mamba2
+from girih.arch._state import LINEAR, MAMBA2_DEFAULTS, hybrid_kinds, hybrid_specs, read_fields, read_mamba2
 from girih.kv.spec import KVCacheSpec
 
 DEFAULTS = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "num_key_value_heads": None, "max_position_embeddings": 2048,
     "tie_word_embeddings": False, "attention_bias": False, "num_local_experts": 8, "shared_intermediate_size": 1024,
-    "layer_types": None, "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_head": "auto",
-    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    "layer_types": None, **MAMBA2_DEFAULTS,
 }  # fmt: skip
 
 
@@ -24,16 +23,15 @@ def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor, as `girih.arch` says."""
     c = read_fields(config, DEFAULTS)
     hidden_size, num_experts = c.whole("hidden_size"), c.whole("num_local_experts", at_least=0)
-    shared_size, heads, mamba, kinds = c.whole("shared_intermediate_size"), read_heads(c), _mamba(c), _layer_types(c)
-    conv_bias, bias = c.flag("mamba_conv_bias"), c.flag("mamba_proj_bias")
+    shared_size, heads = c.whole("shared_intermediate_size"), read_heads(c)
+    mamba, kinds = read_mamba2(c), _layer_types(c)
 
     def _layer(layer: str, index: int) -> _shapes.Shapes:
         yield from _shapes.norms(layer, _shapes.PRE_NORMS, hidden_size)
         if kinds[index] == FULL:
             yield from _shapes.attention(layer, hidden_size, heads, bias=c.flag("attention_bias"))
         else:
-            module = f"{layer}.mamba"
-            yield from mamba.weight_shapes(module, hidden_size, conv_bias=conv_bias, in_bias=bias, out_bias=bias)
+            yield from mamba.weight_shapes(f"{layer}.mamba", hidden_size)
         if num_experts:
             module = f"{layer}.block_sparse_moe"
             yield f"{module}.router.weight", (num_experts, hidden_size)
@@ -50,7 +48,7 @@ def kv_cache_specs(
     """Return what each layer caches, as `girih.arch` says."""
     c = read_fields(config, DEFAULTS)
     attention = attention_spec(FULL, read_heads(c), dtypes, block_size_multiple)
-    return hybrid_specs(_layer_types(c), attention, _mamba(c).state_spec(dtypes, block_size_multiple), "mamba")
+    return hybrid_specs(_layer_types(c), attention, read_mamba2(c).state_spec(dtypes, block_size_multiple), "mamba")
 
 
 def max_model_len(config: Mapping[str, Any]) -> int:
@@ -62,7 +60,3 @@ def _layer_types(c: Fields) -> tuple[str, ...]:
     """Return the kind of each layer, from the field of today or its older name; without either, all have a state."""
     name = "layers_block_type" if c.is_null("layer_types") else "layer_types"
     return hybrid_kinds(c, name, lambda _index: LINEAR)
-
-
-def _mamba(c: Fields) -> Mamba2:
-    return read_mamba2(c, c.whole("mamba_expand") * c.whole("hidden_size"))

@@ -8,44 +8,23 @@ from typing import Any
 
 from girih.arch import CacheDtypes, _shapes
 from girih.arch._attention import FULL, attention_specs, read_heads
-from girih.arch._common import RopeParameters, as_dict, check_heads, refuse_features, rope_parameters
+from girih.arch._common import RopeParameters, as_dict, refuse_features, rope_parameters
+from girih.arch._decoder import DecoderConfig, decoder_fields
 from girih.arch._fields import Fields
 from girih.kv.spec import KVCacheSpec
 
 
 @dataclass(frozen=True)
-class LlamaConfig:
-    """Hyper-parameters under the names of config.json; what is missing there has Hugging Face's default.
+class LlamaConfig(DecoderConfig):
+    """What Llama has beside the fields of every decoder.
 
     Args:
-        vocab_size: rows of the embedding.
-        hidden_size: width of the residual stream.
-        intermediate_size: width inside the MLP.
-        num_hidden_layers: decoder layers.
-        num_attention_heads: query heads.
-        num_key_value_heads: key and value heads.
-        head_dim: elements of a head.
         hidden_act: activation of the MLP.
-        max_position_embeddings: the model's own length limit in tokens.
-        rms_norm_eps: added to the mean square in norms.
-        tie_word_embeddings: the output layer is the embedding.
-        attention_bias: the q, k, v and o projections have a bias.
         mlp_bias: the MLP's projections have a bias.
         rope: rotary embedding of every layer.
     """
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     hidden_act: str
-    max_position_embeddings: int
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    attention_bias: bool
     mlp_bias: bool
     rope: RopeParameters
 
@@ -66,21 +45,9 @@ def parse_config(config: Mapping[str, Any]) -> LlamaConfig:
     """
     refuse_features(config, ("quantization_config",))
     c = Fields(config, DEFAULTS)
-    num_heads, num_kv_heads, head_dim = read_heads(c)
-    check_heads(num_heads, num_kv_heads, head_dim)
     return LlamaConfig(
-        vocab_size=c.whole("vocab_size"),
-        hidden_size=c.whole("hidden_size"),
-        intermediate_size=c.whole("intermediate_size"),
-        num_hidden_layers=c.num_layers(),
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        head_dim=head_dim,
+        **decoder_fields(c),
         hidden_act=c.choice("hidden_act", ("silu",)),
-        max_position_embeddings=max_model_len(config),
-        rms_norm_eps=c.number("rms_norm_eps"),
-        tie_word_embeddings=c.flag("tie_word_embeddings"),
-        attention_bias=c.flag("attention_bias"),
         mlp_bias=c.flag("mlp_bias"),
         rope=_rope(config, c.number("rope_theta"), max_model_len(config)),
     )

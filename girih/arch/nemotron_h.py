@@ -35,13 +35,12 @@ def weight_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor, as `girih.arch` says; embedding and output layer are never one."""
     c, kinds = _read(config)
     hidden_size, heads, mamba = c.whole("hidden_size"), read_heads(c), _mamba(c)
-    conv_bias, bias = c.flag("use_conv_bias"), c.flag("use_bias")
 
     def _layer(layer: str, index: int) -> _shapes.Shapes:
         yield from _shapes.norms(layer, ("norm",), hidden_size)
         mixer, kind = f"{layer}.mixer", kinds[index]
         if kind == LINEAR:
-            yield from mamba.weight_shapes(mixer, hidden_size, conv_bias=conv_bias, in_bias=bias, out_bias=bias)
+            yield from mamba.weight_shapes(mixer, hidden_size)
         elif kind == FULL:
             yield from _shapes.attention(layer, hidden_size, heads)
         elif kind == MLP:
@@ -98,6 +97,9 @@ def _mamba(c: Fields) -> Mamba2:
         num_groups=c.whole("n_groups"),
         state_size=c.whole("ssm_state_size"),
         conv_kernel=c.whole("conv_kernel", at_least=2),
+        conv_bias=c.flag("use_conv_bias"),
+        in_bias=c.flag("use_bias"),
+        out_bias=c.flag("use_bias"),
     )
 
 

@@ -63,14 +63,10 @@ def make_bill(target: ModelFacts, draft: ModelFacts | None, options: PlanOptions
     stages = _stages(models, options)
     memory_bytes, kv_memory = _budgets([stage.weight_bytes for stage in stages], options)
     model_limit = min(model.max_model_len for model in models)
-    if options.context is not None and options.context > model_limit:
-        raise ConfigError(f"--context {options.context} is longer than the model's own limit of {model_limit} tokens")
     lookahead = options.num_speculative_tokens
     if lookahead is None:
         lookahead = 0 if draft is None else DRAFT_TOKENS
-    notes = [text for model in models for text in model.notes]
-    if model_limit < models[0].max_model_len:
-        notes.append(f"the draft's limit of {model_limit} tokens is below the model's {models[0].max_model_len}")
+    _check_lengths(options.context, lookahead, model_limit)
     ranks = options.tensor_parallel_size
     with _logged_warnings() as warnings:
         plans = get_kv_cache_configs(
@@ -97,7 +93,7 @@ def make_bill(target: ModelFacts, draft: ModelFacts | None, options: PlanOptions
         "model_limit": model_limit,
         **_answers(plans, options),
         "stages": _stage_figures(stages, plans, kv_memory, ranks),
-        "warnings": notes + warnings,
+        "warnings": [*_notes(models), *warnings],
     }
     return Bill(figures, tuple(plans))
 
@@ -120,8 +116,9 @@ class _Model:
         self.cache_dtypes = arch.CacheDtypes(self.kv_dtype, options.state_dtype, self.dtype)
         self.max_model_len: int = self.family.max_model_len(self.config)
         self.num_parameters = arch.num_parameters(self.config)
+        self.vocab_size = arch.vocab_size(self.config)
         stored = arch.stored_dtype(self.config)
-        quantised = bool(self.config.get("quantization_config"))
+        quantised = arch.is_quantised(self.config)
         as_stored = quantised or stored == self.dtype
         self.stored_bytes = facts.weight_bytes if as_stored else None
         self.notes = []
@@ -149,6 +146,34 @@ class _Model:
         if self.stored_bytes is not None:
             return math.ceil(self.stored_bytes * count / self.num_parameters)
         return count * dtype_bytes(self.dtype)
+
+
+def _check_lengths(context: int | None, num_speculative_tokens: int, model_limit: int) -> None:
+    """Refuse lengths in tokens that the model cannot have."""
+    if context is not None and context > model_limit:
+        raise ConfigError(f"--context {context} is longer than the model's own limit of {model_limit} tokens")
+    if num_speculative_tokens >= model_limit:
+        raise ConfigError(
+            f"--num-speculative-tokens {num_speculative_tokens} must be below the model's own limit of "
+            f"{model_limit} tokens"
+        )
+
+
+def _notes(models: list[_Model]) -> list[str]:
+    """Return what a user should know of each model, and of how a draft model fits its target."""
+    notes = [text for model in models for text in model.notes]
+    target = models[0]
+    for draft in models[1:]:
+        if draft.max_model_len < target.max_model_len:
+            notes.append(
+                f"the draft's limit of {draft.max_model_len} tokens is below the model's {target.max_model_len}"
+            )
+        if draft.vocab_size != target.vocab_size:  # no error: sizes of one family differ in padding
+            notes.append(
+                f"the draft's vocabulary of {draft.vocab_size} tokens is not the model's {target.vocab_size}; "
+                f"a draft must have the model's tokens"
+            )
+    return notes
 
 
 @dataclass(frozen=True)

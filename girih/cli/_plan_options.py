@@ -9,6 +9,7 @@ from girih.errors import ConfigError
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "float8_e4m3fn")
+MAX_WORKERS = 1 << 16
 STATE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -52,6 +53,13 @@ class PlanOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{option_name(name)} {value} must be at least 1")
+        if self.num_workers > MAX_WORKERS:
+            raise ConfigError(
+                f"--tensor-parallel-size {self.tensor_parallel_size} times --pipeline-parallel-size "
+                f"{self.pipeline_parallel_size} must be at most {MAX_WORKERS} workers"
+            )
+        if isinstance(self.max_model_len, int) and self.context is not None and self.context > self.max_model_len:
+            raise ConfigError(f"--context {self.context} is longer than --max-model-len {self.max_model_len}")
         if self.num_speculative_tokens is not None and self.num_speculative_tokens < 0:
             raise ConfigError(f"--num-speculative-tokens {self.num_speculative_tokens} must be at least 0")
         if not 0 < self.memory_utilization <= 1:

@@ -14,6 +14,7 @@ import typer
 
 import girih
 from girih import plugins
+from girih.cli._text import one_line
 from girih.errors import GirihError
 
 EXIT_BAD_INPUT = 2
@@ -78,7 +79,7 @@ def main() -> None:
     except OSError as error:  # of standard output: errors of files that the user named are GirihErrors
         print(f"girih: cannot write the output: {error}", file=sys.stderr)
         os._exit(1)  # without another try to flush
-    print(f"girih: {message}", file=sys.stderr)
+    print(f"girih: {one_line(message)}", file=sys.stderr)
     sys.exit(EXIT_BAD_INPUT)
 
 

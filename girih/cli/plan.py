@@ -12,6 +12,7 @@ import typer
 from girih.cli._bill import make_bill
 from girih.cli._options import build, with_options
 from girih.cli._plan_options import PlanOptions
+from girih.cli._text import one_line
 from girih.errors import ConfigError
 from girih.units import format_bytes
 
@@ -44,7 +45,7 @@ def command(
     """
     from girih.checkpoint.resolve import model_facts
 
-    bill = make_bill(model_facts(model), model_facts(draft) if draft else None, build(PlanOptions, options))
+    bill = make_bill(model_facts(model), None if draft is None else model_facts(draft), build(PlanOptions, options))
     if svg is not None:
         _draw(bill, svg)
     if json_output:
@@ -58,7 +59,7 @@ def _draw(bill: Bill, file: Path) -> None:
     from girih.viz import png, svg
 
     memory = format_bytes(sum(len(stage["workers"]) * stage["kv_memory_bytes"] for stage in bill.figures["stages"]))
-    title = f"{bill.figures['model']}: KV cache in {memory}"
+    title = f"{one_line(bill.figures['model'])}: KV cache in {memory}"
     is_png = file.suffix.lower() == ".png"
     picture = png.draw(bill.plans, title) if is_png else svg.draw(bill.plans, title).encode()
     try:
@@ -70,21 +71,23 @@ def _draw(bill: Bill, file: Path) -> None:
 def _show(bill: Bill, picture_file: Path | None) -> None:
     """Print the figures and the picture for people."""
     from rich.console import Console
+    from rich.text import Text
 
     from girih.viz import terminal
 
-    console = Console(highlight=False, soft_wrap=True)
+    # no markup: a directory may be called "[/b]"
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     figures = bill.figures
-    console.print(f"[bold]{figures['model']}[/bold]{_headline(figures)}")
+    console.print(Text.assemble((one_line(figures["model"]), "bold"), one_line(_headline(figures))))
     for label, text in [*_stage_lines(figures, bill.plans), *_lines(figures)]:
-        console.print(f"  [bold]{label:<18}[/bold]", end="")
-        console.print(text, markup=False)
+        console.print(f"  {label:<18}", style="bold", end="")
+        console.print(text)
     for text in figures["warnings"]:
-        console.print(f"  warning: {text}", markup=False)
+        console.print(f"  warning: {one_line(text)}")
     console.print()
     terminal.draw(bill.plans, console)
     if picture_file is not None:
-        console.print(f"The picture is in {picture_file}.", markup=False)
+        console.print(f"The picture is in {one_line(str(picture_file))}.")
 
 
 def _headline(figures: dict[str, Any]) -> str:

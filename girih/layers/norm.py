@@ -25,19 +25,8 @@ class RMSNorm(nn.Module):
         return self.weight * _normalise(x, self.eps).to(x.dtype)
 
 
-class GemmaRMSNorm(nn.Module):
-    """x / rms(x) * (1 + weight), rounded to the input's dtype at the very end (Gemma).
-
-    Args:
-        size: elements of the last dimension.
-        eps: added to the mean square.
-        dtype: of the weight.
-    """
-
-    def __init__(self, size: int, eps: float, dtype: torch.dtype):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device="meta"))
-        self.eps = eps
+class GemmaRMSNorm(RMSNorm):
+    """x / rms(x) * (1 + weight), rounded to the input's dtype at the very end (Gemma); arguments as `RMSNorm`."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension of x: [..., size] -> [..., size]."""

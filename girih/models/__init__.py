@@ -8,20 +8,56 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from girih import arch, plugins
-from girih.layers.attention import AttentionBackend
+from girih.kv.spec import KVCacheSpec
+from girih.layers.attention import Attention, AttentionBackend
 from girih.layers.dtypes import dtype_name
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 from girih.layers.linear import Linear, product
 
 
+@dataclass(frozen=True)
+class LayerSetup:
+    """What a layer that caches something is built with, beside hyper-parameters.
+
+    Args:
+        name: the layer's name, e.g. "model.layers.3.self_attn".
+        spec: its cache.
+        dtype: of the weights.
+        backend: the attention backend.
+        builder: takes the registration.
+    """
+
+    name: str
+    spec: KVCacheSpec
+    dtype: torch.dtype
+    backend: AttentionBackend
+    builder: ForwardContextBuilder
+
+    def attention(self, *, scale: float, sliding_window: int | None) -> Attention:
+        """Return the layer's attention; arguments as `girih.layers.attention.Attention`."""
+        return Attention(
+            self.name,
+            spec=self.spec,
+            scale=scale,
+            sliding_window=sliding_window,
+            backend=self.backend,
+            builder=self.builder,
+        )
+
+
 class Decoder(nn.Module, ABC):
-    """Everything of a model but its output layer; the constructor takes (config, dtype, specs, backend, builder)."""
+    """Everything of a model but its output layer.
+
+    The constructor takes (config, dtype, setups): config.json, the dtype of weights and activations, and a `LayerSetup`
+    for each layer with a cache, in model order.
+    """
 
     embed_tokens: nn.Embedding
     layers: nn.ModuleList
@@ -118,8 +154,9 @@ def build_model(
     c = facts.parse_config(config)
     dtypes = arch.CacheDtypes(kv=kv_dtype or dtype_name(dtype), activation=dtype_name(dtype))
     specs = facts.kv_cache_specs(config, dtypes, backend.BLOCK_SIZE_MULTIPLE)
+    setups = [LayerSetup(name, spec, dtype, backend, builder) for name, spec in specs.items()]
     model = CausalLM(
-        module.DECODER(config, dtype, specs, backend, builder),
+        module.DECODER(config, dtype, setups),
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
         tied=c.tie_word_embeddings,

@@ -9,14 +9,12 @@ import torch
 from torch import nn
 
 from girih.arch.gemma3_text import SLIDING, Gemma3TextConfig, parse_config
-from girih.kv.spec import KVCacheSpec
-from girih.layers.attention import Attention, AttentionBackend
-from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
+from girih.layers.forward_context import ForwardContext
 from girih.layers.linear import Linear, embedding
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import GemmaRMSNorm
 from girih.layers.rotary import RotaryEmbedding, apply_rotary
-from girih.models import Decoder
+from girih.models import Decoder, LayerSetup
 
 
 class Gemma3Attention(nn.Module):
@@ -25,25 +23,12 @@ class Gemma3Attention(nn.Module):
     Args:
         c: hyper-parameters.
         index: of the decoder layer.
-        name: the layer's name, e.g. "model.layers.3.self_attn".
-        spec: its cache.
-        dtype: of the weights.
-        backend: the attention backend.
-        builder: takes the registration.
+        setup: what else the layer is built with.
     """
 
-    def __init__(
-        self,
-        c: Gemma3TextConfig,
-        *,
-        index: int,
-        name: str,
-        spec: KVCacheSpec,
-        dtype: torch.dtype,
-        backend: AttentionBackend,
-        builder: ForwardContextBuilder,
-    ):
+    def __init__(self, c: Gemma3TextConfig, index: int, setup: LayerSetup):
         super().__init__()
+        dtype = setup.dtype
         self.head_dim = c.head_dim
         q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         self.q_proj = Linear(c.hidden_size, q_size, bias=c.attention_bias, dtype=dtype)
@@ -52,14 +37,8 @@ class Gemma3Attention(nn.Module):
         self.o_proj = Linear(q_size, c.hidden_size, bias=c.attention_bias, dtype=dtype)
         self.q_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
         self.k_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
-        self.attention = Attention(
-            name,
-            spec=spec,
-            scale=c.query_pre_attn_scalar**-0.5,
-            sliding_window=c.sliding_window if c.layer_types[index] == SLIDING else None,
-            backend=backend,
-            builder=builder,
-        )
+        window = c.sliding_window if c.layer_types[index] == SLIDING else None
+        self.attention = setup.attention(scale=c.query_pre_attn_scalar**-0.5, sliding_window=window)
 
     def forward(
         self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
@@ -76,22 +55,11 @@ class Gemma3Attention(nn.Module):
 class Gemma3DecoderLayer(nn.Module):
     """Attention and MLP, each between two norms and beside a residual; arguments as `Gemma3Attention`."""
 
-    def __init__(
-        self,
-        c: Gemma3TextConfig,
-        *,
-        index: int,
-        name: str,
-        spec: KVCacheSpec,
-        dtype: torch.dtype,
-        backend: AttentionBackend,
-        builder: ForwardContextBuilder,
-    ):
+    def __init__(self, c: Gemma3TextConfig, index: int, setup: LayerSetup):
         super().__init__()
+        dtype = setup.dtype
         self.input_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
-        self.self_attn = Gemma3Attention(
-            c, index=index, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder
-        )
+        self.self_attn = Gemma3Attention(c, index, setup)
         self.post_attention_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.pre_feedforward_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, activation=c.hidden_activation, bias=False, dtype=dtype)
@@ -111,28 +79,16 @@ class Gemma3TextModel(Decoder):
     Args:
         config: config.json.
         dtype: of weights and activations.
-        specs: layer name -> what it caches.
-        backend: the attention backend.
-        builder: takes the registrations of the layers.
+        setups: of the layers.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        dtype: torch.dtype,
-        specs: Mapping[str, KVCacheSpec],
-        backend: AttentionBackend,
-        builder: ForwardContextBuilder,
-    ):
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup]):
         super().__init__()
         c = parse_config(config)
         self.layer_types = c.layer_types
         self.embed_scale = torch.tensor(c.hidden_size**0.5, dtype=dtype)  # rounded to the dtype first, as trained
         self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
-        self.layers = nn.ModuleList(
-            Gemma3DecoderLayer(c, index=index, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder)
-            for index, (name, spec) in enumerate(specs.items())
-        )
+        self.layers = nn.ModuleList(Gemma3DecoderLayer(c, index, setup) for index, setup in enumerate(setups))
         self.norm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.rotary_full = RotaryEmbedding(c.head_dim, **vars(c.rope_full))
         self.rotary_sliding = RotaryEmbedding(c.head_dim, **vars(c.rope_sliding))

@@ -9,14 +9,12 @@ import torch
 from torch import nn
 
 from girih.arch.llama import LlamaConfig, parse_config
-from girih.kv.spec import KVCacheSpec
-from girih.layers.attention import Attention, AttentionBackend
-from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
+from girih.layers.forward_context import ForwardContext
 from girih.layers.linear import Linear, embedding
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import RMSNorm
 from girih.layers.rotary import RotaryEmbedding, apply_rotary
-from girih.models import Decoder
+from girih.models import Decoder, LayerSetup
 
 
 class LlamaAttention(nn.Module):
@@ -24,33 +22,19 @@ class LlamaAttention(nn.Module):
 
     Args:
         c: hyper-parameters.
-        name: the layer's name, e.g. "model.layers.3.self_attn".
-        spec: its cache.
-        dtype: of the weights.
-        backend: the attention backend.
-        builder: takes the registration.
+        setup: what else the layer is built with.
     """
 
-    def __init__(
-        self,
-        c: LlamaConfig,
-        *,
-        name: str,
-        spec: KVCacheSpec,
-        dtype: torch.dtype,
-        backend: AttentionBackend,
-        builder: ForwardContextBuilder,
-    ):
+    def __init__(self, c: LlamaConfig, setup: LayerSetup):
         super().__init__()
+        dtype = setup.dtype
         self.head_dim = c.head_dim
         q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         self.q_proj = Linear(c.hidden_size, q_size, bias=c.attention_bias, dtype=dtype)
         self.k_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
         self.v_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
         self.o_proj = Linear(q_size, c.hidden_size, bias=c.attention_bias, dtype=dtype)
-        self.attention = Attention(
-            name, spec=spec, scale=c.head_dim**-0.5, sliding_window=None, backend=backend, builder=builder
-        )
+        self.attention = setup.attention(scale=c.head_dim**-0.5, sliding_window=None)
 
     def forward(
         self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
@@ -66,19 +50,11 @@ class LlamaAttention(nn.Module):
 class LlamaDecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and beside a residual; arguments as `LlamaAttention`."""
 
-    def __init__(
-        self,
-        c: LlamaConfig,
-        *,
-        name: str,
-        spec: KVCacheSpec,
-        dtype: torch.dtype,
-        backend: AttentionBackend,
-        builder: ForwardContextBuilder,
-    ):
+    def __init__(self, c: LlamaConfig, setup: LayerSetup):
         super().__init__()
+        dtype = setup.dtype
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
-        self.self_attn = LlamaAttention(c, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder)
+        self.self_attn = LlamaAttention(c, setup)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias, dtype=dtype)
 
@@ -96,26 +72,14 @@ class LlamaModel(Decoder):
     Args:
         config: config.json.
         dtype: of weights and activations.
-        specs: layer name -> what it caches.
-        backend: the attention backend.
-        builder: takes the registrations of the layers.
+        setups: of the layers.
     """
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        dtype: torch.dtype,
-        specs: Mapping[str, KVCacheSpec],
-        backend: AttentionBackend,
-        builder: ForwardContextBuilder,
-    ):
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup]):
         super().__init__()
         c = parse_config(config)
         self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
-        self.layers = nn.ModuleList(
-            LlamaDecoderLayer(c, name=name, spec=spec, dtype=dtype, backend=backend, builder=builder)
-            for name, spec in specs.items()
-        )
+        self.layers = nn.ModuleList(LlamaDecoderLayer(c, setup) for setup in setups)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.rotary = RotaryEmbedding(c.head_dim, **vars(c.rope))
 

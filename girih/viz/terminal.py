@@ -77,9 +77,12 @@ def cell_widths(cells: Sequence[Cell], columns: int) -> list[int]:
         ends.append(round(columns * done / total))
     widths = [end - start for start, end in itertools.pairwise(ends)]
     for index, cell in enumerate(cells):
-        widest = widths.index(max(widths))
-        if cell.text and widths[index] == 0 and widths[widest] > 1:
-            widths[index], widths[widest] = 1, widths[widest] - 1
+        if cell.text and widths[index] == 0:
+            most = max(widths)
+            if most == 1:  # nobody can pay any more: at most `columns` cells are looked for, of however many there are
+                break
+            widths[widths.index(most)] -= 1
+            widths[index] = 1
     return widths
 
 

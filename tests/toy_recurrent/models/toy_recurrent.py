@@ -8,15 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from girih.attention import AttentionBackend
-from girih.kv.spec import KVCacheSpec
-from girih.layers.attention import Attention
-from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
+from girih.layers.forward_context import ForwardContext
 from girih.layers.linear import Linear, embedding
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import RMSNorm
 from girih.layers.recurrence import Recurrence, State
-from girih.models import Decoder
+from girih.models import Decoder, LayerSetup
 from tests.toy_recurrent.arch.toy_recurrent import RECURRENT, SLIDING, ToyConfig, parse_config
 
 MEMORY = 2.0
@@ -38,12 +35,15 @@ class ShortConvolution(nn.Module):
 class Mixer(nn.Module):
     """A short convolution, then h = a * h + (1 - a) * u for each channel, where a depends on the token."""
 
-    def __init__(self, c: ToyConfig, name: str, spec: KVCacheSpec, dtype: torch.dtype, builder: ForwardContextBuilder):
+    def __init__(self, c: ToyConfig, setup: LayerSetup):
         super().__init__()
+        dtype = setup.dtype
         self.in_proj = Linear(c.hidden_size, 3 * c.inner_size, bias=False, dtype=dtype)
         self.conv = ShortConvolution(c.inner_size, c.conv_kernel, dtype)
         self.out_proj = Linear(c.inner_size, c.hidden_size, bias=False, dtype=dtype)
-        self.recurrence = Recurrence(name, spec=spec, scan=self._scan, output_size=c.inner_size, builder=builder)
+        self.recurrence = Recurrence(
+            setup.name, spec=setup.spec, scan=self._scan, output_size=c.inner_size, builder=setup.builder
+        )
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape."""
@@ -65,27 +65,16 @@ class Mixer(nn.Module):
 class ToyAttention(nn.Module):
     """Grouped-query attention without positions, with a window or without."""
 
-    def __init__(
-        self,
-        c: ToyConfig,
-        name: str,
-        spec: KVCacheSpec,
-        dtype: torch.dtype,
-        builder: ForwardContextBuilder,
-        *,
-        window: int | None,
-        backend: AttentionBackend,
-    ):
+    def __init__(self, c: ToyConfig, setup: LayerSetup, *, window: int | None):
         super().__init__()
+        dtype = setup.dtype
         self.head_dim = c.head_dim
         q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
         self.q_proj = Linear(c.hidden_size, q_size, bias=False, dtype=dtype)
         self.k_proj = Linear(c.hidden_size, kv_size, bias=False, dtype=dtype)
         self.v_proj = Linear(c.hidden_size, kv_size, bias=False, dtype=dtype)
         self.o_proj = Linear(q_size, c.hidden_size, bias=False, dtype=dtype)
-        self.attention = Attention(
-            name, spec=spec, scale=c.head_dim**-0.5, sliding_window=window, backend=backend, builder=builder
-        )
+        self.attention = setup.attention(scale=c.head_dim**-0.5, sliding_window=window)
 
     def forward(self, x: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape."""
@@ -98,25 +87,17 @@ class ToyAttention(nn.Module):
 class ToyModel(Decoder):
     """Embedding, layers and final norm; see `girih.models.Decoder`."""
 
-    def __init__(
-        self,
-        config: Mapping[str, Any],
-        dtype: torch.dtype,
-        specs: Mapping[str, KVCacheSpec],
-        backend: AttentionBackend,
-        builder: ForwardContextBuilder,
-    ):
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup]):
         super().__init__()
         c = parse_config(config)
         self.kinds = c.layer_types
         self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
         self.layers = nn.ModuleList()
-        for kind, (name, spec) in zip(c.layer_types, specs.items(), strict=True):
+        for kind, setup in zip(c.layer_types, setups, strict=True):
             if kind == RECURRENT:
-                mixer: nn.Module = Mixer(c, name, spec, dtype, builder)
+                mixer: nn.Module = Mixer(c, setup)
             else:
-                window = c.sliding_window if kind == SLIDING else None
-                mixer = ToyAttention(c, name, spec, dtype, builder, window=window, backend=backend)
+                mixer = ToyAttention(c, setup, window=c.sliding_window if kind == SLIDING else None)
             layer = nn.Module()
             layer.mixer, layer.mixer_norm = mixer, RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
             layer.mlp = GatedMLP(c.hidden_size, c.intermediate_size, activation="silu", bias=False, dtype=dtype)

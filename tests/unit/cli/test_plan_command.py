@@ -139,7 +139,7 @@ def test_a_draft_model_is_planned_beside_its_target():
     assert len(names) == 18 + 2
     assert report["num_speculative_tokens"] == stage["plan"]["num_lookahead_tokens"] == 3
     assert report["model_limit"] == 2048  # the draft's
-    assert report["warnings"] == ["the draft's limit of 2048 tokens is below the model's 32768"]
+    assert report["warnings"][0] == "the draft's limit of 2048 tokens is below the model's 32768"
     added = report["num_parameters"] - alone["num_parameters"]
     assert stage["weight_bytes"] - alone["stages"][0]["weight_bytes"] == 4 * added  # the draft is float32
     report = run_json("gemma3-270m", "--memory", "1GiB", "--draft", config, "--num-speculative-tokens", "5")

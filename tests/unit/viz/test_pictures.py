@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import time
 from xml.etree import ElementTree
 
 import pytest
@@ -14,7 +15,7 @@ from girih.errors import ConfigError
 from girih.kv import FullAttentionSpec, SharedCacheSpec, SlidingWindowSpec, StateSpec, get_kv_cache_configs
 from girih.units import GIB, MIB
 from girih.viz import _figure, png, svg, terminal
-from girih.viz._rows import layer_labels, picture_sections, plan_rows
+from girih.viz._rows import Cell, layer_labels, picture_sections, plan_rows
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 
@@ -90,6 +91,13 @@ def test_a_request_stays_visible_in_a_huge_pool():
     widths = terminal.cell_widths(pool.cells, 60)
     assert widths[:2] == [1, 1]
     assert widths[-1] == 1
+
+
+def test_very_many_pages_are_drawn_at_once():
+    cells = [Cell(16, "page", 0, "")] * 100_000
+    start = time.process_time()
+    assert terminal.cell_widths(cells, 100).count(1) == 100
+    assert time.process_time() - start < 2  # looking through all of them for each takes minutes
 
 
 def test_groups_of_one_page_size_share_a_slab_row_and_many_are_said_in_words():
