@@ -6,27 +6,16 @@ request but its length.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from control_plane import held_bytes
+from pools import held_bytes
 
-from girih.kv import KVCacheConfig, KVCacheManager, KVCacheSpec, get_kv_cache_configs
+from girih.kv import KVCacheConfig, KVCacheManager
 
 VOCAB_SIZE = 128_256
 CHUNK_TOKENS = 8192
 """Prompt tokens computed in one step."""
-
-
-def make_plan(
-    specs: Mapping[str, KVCacheSpec], pool_bytes: int, max_model_len: int, num_lookahead_tokens: int = 0
-) -> KVCacheConfig:
-    """Plan one worker's pool: `pool_bytes` are all there is, the null page included."""
-    (config,) = get_kv_cache_configs(
-        [specs], [pool_bytes], max_model_len=max_model_len, num_lookahead_tokens=num_lookahead_tokens
-    )
-    return config
 
 
 def tokens_of(serial: np.ndarray | int, position: np.ndarray) -> np.ndarray:

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from pools import held_bytes, plan_pool
 
-from girih.kv import KVCacheConfig, KVCacheManager, KVCacheSpec, get_kv_cache_configs
+from girih.kv import KVCacheConfig, KVCacheManager, KVCacheSpec
 
-BLOCK_TOKENS = 16
 NO_ROWS = np.zeros(0, dtype=np.int64)
 NO_TOKENS = np.zeros(0, dtype=np.int32)
 
@@ -44,21 +44,10 @@ def make_adapter(
         enable_prefix_caching: reuse the cache of equal prefixes.
     """
     return ManagerAdapter(
-        _plan(specs, pool_bytes, max_model_len, max_num_seqs),
+        plan_pool(specs, pool_bytes, max_model_len=max_model_len, max_num_seqs=max_num_seqs),
         max_num_seqs=max_num_seqs,
         enable_prefix_caching=enable_prefix_caching,
     )
-
-
-def _plan(specs: Mapping[str, KVCacheSpec], pool_bytes: int, max_model_len: int, max_num_seqs: int) -> KVCacheConfig:
-    def plan(memory_bytes: int) -> KVCacheConfig:
-        limits = {"max_model_len": max_model_len, "max_num_seqs": max_num_seqs}
-        return get_kv_cache_configs([specs], [memory_bytes], **limits)[0]
-
-    # no null page is larger than a page of all layers together
-    ample = plan(pool_bytes + sum(spec.page_size_bytes(BLOCK_TOKENS) for spec in specs.values()))
-    config = plan(pool_bytes + ample.null_page_bytes)
-    return config if config.pool_bytes <= pool_bytes else plan(pool_bytes)
 
 
 class ManagerAdapter:
@@ -231,16 +220,6 @@ def _int32(tokens: Sequence[int]) -> np.ndarray:
     token_ids = np.empty(len(tokens), dtype=np.int32)
     struct.pack_into(f"={len(tokens)}i", token_ids, 0, *tokens)
     return token_ids
-
-
-def held_bytes(manager: KVCacheManager) -> int:
-    """Return the bytes of referenced pages and of the unused part of slabs that groups have borrowed.
-
-    Cached pages are not held: they are given up as soon as somebody needs room.
-    """
-    stats = manager.stats()
-    pages = np.array(stats.referenced_pages) + np.array(stats.free_pages)
-    return int(pages @ np.array([group.page_stride_bytes for group in manager.groups], dtype=np.int64))
 
 
 def main() -> int:

@@ -72,11 +72,11 @@ def usable(family: Family, driver: CacheDriver, lengths: np.ndarray) -> float:
     return float(family.live_bytes(lengths - 1).sum() / driver.held_bytes())
 
 
-def ideal_requests(family: Family, memory_bytes: int, lengths: Sequence[int]) -> int:
+def ideal_requests(family: Family, pool_bytes: int, lengths: Sequence[int]) -> int:
     """Count the requests of this sequence that fit if each takes exact bytes in 16-token blocks."""
     sizes = [family.ideal_bytes(length) for length in lengths]
-    cycles = int(memory_bytes // sum(sizes))
-    rest = np.cumsum(sizes) <= memory_bytes - cycles * sum(sizes)
+    cycles = int(pool_bytes // sum(sizes))
+    rest = np.cumsum(sizes) <= pool_bytes - cycles * sum(sizes)
     return cycles * len(sizes) + int(rest.sum())
 
 

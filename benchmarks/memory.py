@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from cache_driver import make_plan
 from churn import Churn, ChurnResult
 from families import Family, choose
 from filling import PagesOfLength, fill, ideal_requests, mean_requests, usable
+from pools import plan_pool
 
 from girih.kv import KVCacheConfig
 from girih.units import GIB
@@ -102,7 +102,7 @@ def vllm_figures() -> dict[tuple[str, str], tuple[float | None, int]]:
 
 
 def measure(
-    family: Family, config: KVCacheConfig, pages: PagesOfLength, load: str, lengths: Sequence[int], memory_bytes: int
+    family: Family, config: KVCacheConfig, pages: PagesOfLength, load: str, lengths: Sequence[int], pool_bytes: int
 ) -> Row:
     """Fill the pool with one load and count."""
     driver, held_lengths = fill(family, config, lengths)
@@ -111,7 +111,7 @@ def measure(
         load=load,
         usable=usable(family, driver, held_lengths),
         requests=len(held_lengths),
-        ideal_requests=ideal_requests(family, memory_bytes, lengths),
+        ideal_requests=ideal_requests(family, pool_bytes, lengths),
         mean_requests=mean_requests(config, pages.mean(lengths)),
     )
 
@@ -130,6 +130,11 @@ def judge(row: Row) -> None:
         row.missed.append("requests < vLLM's")
 
 
+def _plan(family: Family, pool_bytes: int, max_model_len: int) -> KVCacheConfig:
+    limits = {"max_model_len": max_model_len, "num_lookahead_tokens": family.num_lookahead_tokens}
+    return plan_pool(family.specs(), pool_bytes, **limits)
+
+
 def run_fill(families: Sequence[Family], quick: bool, as_json: bool) -> list[Row]:
     """Fill every family under every load, printing as it goes."""
     rows = []
@@ -137,14 +142,14 @@ def run_fill(families: Sequence[Family], quick: bool, as_json: bool) -> list[Row
         print(f"{'family':30} {'load':>14} {'usable':>7} {'requests':>8} {'ideal':>6} {'share':>6} {'by mean':>7}"
               f" | vLLM: {'usable':>6} {'requests':>8} | {'s':>5}")  # fmt: skip
     for family in families:
-        memory_bytes = QUICK_POOL_BYTES if quick else POOL_BYTES
+        pool_bytes = QUICK_POOL_BYTES if quick else POOL_BYTES
         max_model_len = min(family.max_model_len, QUICK_MAX_MODEL_LEN) if quick else family.max_model_len
-        config = make_plan(family.specs(), memory_bytes, max_model_len, family.num_lookahead_tokens)
+        config = _plan(family, pool_bytes, max_model_len)
         chosen = {name: kept for name, kept in loads(max_model_len).items() if not quick or name in QUICK_LOADS}
         pages = PagesOfLength(config, max(max(lengths) for lengths in chosen.values()))
         for load, lengths in chosen.items():
             start = time.perf_counter()
-            row = measure(family, config, pages, load, lengths, memory_bytes)
+            row = measure(family, config, pages, load, lengths, pool_bytes)
             if not quick:
                 judge(row)
             rows.append(row)
@@ -169,9 +174,9 @@ def run_churn(families: Sequence[Family], quick: bool, num_steps: int | None, as
     """Let requests come and go in every family, at every scale of the conversations' lengths."""
     found = []
     for family in families:
-        memory_bytes = QUICK_POOL_BYTES if quick else POOL_BYTES
+        pool_bytes = QUICK_POOL_BYTES if quick else POOL_BYTES
         max_model_len = min(family.max_model_len, QUICK_MAX_MODEL_LEN) if quick else family.max_model_len
-        config = make_plan(family.specs(), memory_bytes, max_model_len, family.num_lookahead_tokens)
+        config = _plan(family, pool_bytes, max_model_len)
         for scale in QUICK_SCALES if quick else SCALES:
             start = time.perf_counter()
             result = Churn(family, config, scale).run(num_steps or (100 if quick else min(600 * scale, 2400)))

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from cache_driver import CacheDriver, make_plan, tokens_of
+from cache_driver import CacheDriver, tokens_of
 from churn import LENGTHS_FILE, Churn, Requests, conversation_lengths
 from families import Family, full, sliding
 from filling import PagesOfLength, fill, ideal_requests, mean_requests, usable
 from memory import Row, interleave, judge, loads, vllm_figures
+from pools import plan_pool
 
 PLAIN = Family("x", "two full layers", (full(1, 64),) * 2)  # 512 bytes per token
 MIXED = Family("y", "one full, two of window 48", (full(1, 64), sliding(1, 64, 48), sliding(1, 64, 48)))
@@ -14,7 +15,8 @@ BLOCK_BYTES = 16 * 512
 
 
 def plan(family, num_blocks, max_model_len=2048):
-    return make_plan(family.specs(), (num_blocks + 1) * BLOCK_BYTES, max_model_len, family.num_lookahead_tokens)
+    limits = {"max_model_len": max_model_len, "num_lookahead_tokens": family.num_lookahead_tokens}
+    return plan_pool(family.specs(), num_blocks * BLOCK_BYTES, **limits)
 
 
 def test_a_pool_of_one_kind_is_filled_to_the_last_whole_request():
