@@ -7,7 +7,7 @@ follows from `Retention.hit_first`, as it does for pages on the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from kv_driver import KVDriver, listed_pages
@@ -85,6 +85,35 @@ class Load:
         driver.manager.publish(np.array([row]), np.array([self.num_tokens]))
         driver.manager.check()
         return True
+
+
+class Parking:
+    """Requests that wait for the store before they ask for a row: they hold nothing, and not for ever.
+
+    Args:
+        driver: whose rows they will ask for.
+        patience_steps: how long each waits.
+    """
+
+    def __init__(self, driver: KVDriver, patience_steps: int):
+        self.driver = driver
+        self.patience_steps = patience_steps
+        self.parked: dict[tuple[int, ...], tuple[Callable[[], bool], int]] = {}
+        self.errors: dict[tuple[int, ...], str] = {}
+
+    def park(self, tokens: Sequence[int], is_ready: Callable[[], bool]) -> None:
+        """Let a request wait for a condition."""
+        self.parked[tuple(tokens)] = is_ready, self.patience_steps
+
+    def step(self) -> None:
+        """Admit who is ready and has room, and give up who has waited for too long."""
+        for tokens, (is_ready, left) in list(self.parked.items()):
+            if left == 0:
+                self.errors[tokens] = f"the store has not answered for {self.patience_steps} steps"
+            elif not is_ready() or self.driver.add(tokens) is None:
+                self.parked[tokens] = is_ready, left - 1
+                continue
+            del self.parked[tokens]
 
 
 def store_slowly(driver: KVDriver, tier: OuterTier, tokens: Sequence[int], num_ranks: int, keeps: bool) -> Iterator:

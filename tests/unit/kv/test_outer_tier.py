@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from kv_driver import KVDriver, evict_page, listed_pages, make_config
-from outer_tier import Load, OuterTier, store_slowly
+from outer_tier import Load, OuterTier, Parking, store_slowly
 
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.kv.specs.sliding_window import SlidingWindowRetention
@@ -129,3 +129,24 @@ def test_a_load_holds_its_requests_whole_need_so_that_two_cannot_wait_for_each_o
     assert driver.reserve([first], [17]) == 1
     assert not driver.manager.can_admit(np.arange(100, 112))
     assert driver.manager.can_admit(np.arange(100, 107))
+
+
+def test_requests_that_wait_for_a_store_take_no_row_from_others_and_give_up():  # case 81
+    driver = driver_of([(FULL, 1)], max_num_seqs=4)
+    parking, is_ready = Parking(driver, patience_steps=5), [False] * 5
+    for number in range(5):
+        parking.park(range(100 * number, 100 * number + 9), lambda number=number: is_ready[number])
+    plain = [driver.add(range(1000 + number, 1009 + number)) for number in range(4)]
+    assert None not in plain, "the running limit counts who runs"
+    for row in plain:
+        driver.step()
+        parking.step()
+        driver.free(row)
+    is_ready[3] = True
+    parking.step()
+    assert list(driver.rows.values()) == [[*range(300, 309)]]
+    for _ in range(2):
+        parking.step()
+    assert not parking.parked
+    assert sorted(tokens[0] for tokens in parking.errors) == [0, 100, 200, 400]
+    assert driver.manager.num_running == 1
