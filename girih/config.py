@@ -17,7 +17,7 @@ class EngineConfig:
         kv_cache_dtype: of keys and values: "auto" (as the weights), or "int8": half of bfloat16's memory, less exact.
         max_model_len: longest request in tokens, or "auto": about the longest that the model and memory allow.
         kv_cache_memory_bytes: size of the KV cache pool; None measures what is free by a profile run.
-        memory_utilization: share of this machine's memory (or of its cgroup limit) the process may use in all.
+        memory_utilization: share of a machine's memory (or of its cgroup limit) that all workers on it may use in all.
         max_num_seqs: requests computed at once.
         max_num_batched_tokens: tokens computed in one step.
         block_size: tokens per cache block; None takes the smallest multiple of 16 the backend supports.
@@ -26,8 +26,9 @@ class EngineConfig:
         executor: a file in `girih/executor`.
         device: a file in `girih/device`.
         attention_backend: a file in `girih/attention`.
-        tensor_parallel_size: workers that share each layer; this version runs one.
-        pipeline_parallel_size: workers that share the layers; this version runs one.
+        tensor_parallel_size: workers that share each layer; their number must divide the model's query heads.
+        pipeline_parallel_size: stages, each with its share of the layers, on so many workers.
+        pipeline_split: layers of each stage, e.g. 10,8; None deals them out evenly.
         seed: where the seeds of requests without one start.
         check_invariants: run the cache manager's `check()` after every step (slow; tests and debugging).
     """
@@ -48,8 +49,14 @@ class EngineConfig:
     attention_backend: str = "reference"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pipeline_split: tuple[int, ...] | None = None
     seed: int = 0
     check_invariants: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Return how many workers there are."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def cache_dtype(self) -> str:
@@ -71,10 +78,15 @@ class EngineConfig:
             raise ConfigError(f"dtype={self.dtype!r} is not supported; choose auto, float32 or bfloat16")
         if self.kv_cache_dtype not in ("auto", "int8"):
             raise ConfigError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not supported; choose auto or int8")
-        if self.tensor_parallel_size * self.pipeline_parallel_size > 1:
+        if self.pipeline_split is not None:
+            object.__setattr__(self, "pipeline_split", tuple(self.pipeline_split))  # a list will do
+            for num_layers in self.pipeline_split:
+                _check_positive("pipeline_split", num_layers, or_else=" layer for each stage")
+        if self.world_size > 1 and self.executor == "uniproc":
             raise ConfigError(
                 f"tensor_parallel_size={self.tensor_parallel_size} with pipeline_parallel_size="
-                f"{self.pipeline_parallel_size} needs several workers; this version runs one: set both to 1"
+                f"{self.pipeline_parallel_size} needs {self.world_size} workers, the executor 'uniproc' has one: "
+                "choose the executor multiproc or ray, or set both sizes to 1"
             )
 
 

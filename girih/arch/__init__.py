@@ -20,20 +20,20 @@ hold beyond `weight_shapes` is named in UNCOUNTED, e.g. "the image tower".
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from girih import plugins
 from girih.arch._common import as_dict
 from girih.arch._dtypes import CacheDtypes
-from girih.arch._stages import EMBEDDINGS
+from girih.arch._stages import EMBEDDINGS, ModelPart, decoder_stack, split_model
 from girih.errors import ConfigError
 from girih.units import dtype_bytes
 
 __all__ = [
-    "CacheDtypes", "is_quantised", "load", "num_parameters", "parse_config", "resolve_dtype", "stored_dtype",
-    "vocab_size",
+    "CacheDtypes", "ModelPart", "check_tensor_parallel", "is_quantised", "load", "num_layers", "num_parameters",
+    "parse_config", "resolve_dtype", "stage_parts", "stored_dtype", "vocab_size",
 ]  # fmt: skip
 
 
@@ -65,6 +65,54 @@ def parse_config(config: Mapping[str, Any]) -> Any:
             f"it runs {', '.join(plugins.available('girih.models'))}"
         )
     return facts.parse_config(config)
+
+
+def check_tensor_parallel(config: Mapping[str, Any], tensor_parallel_size: int) -> None:
+    """Refuse a number of ranks that the heads of a model cannot be dealt out to.
+
+    Each rank has as many query heads. Key/value heads are dealt out too, or several ranks have the same one.
+
+    Args:
+        config: config.json of a model that can run.
+        tensor_parallel_size: ranks.
+
+    Raises:
+        ConfigError: names both numbers of heads, and the sizes that work.
+    """
+    c = parse_config(config)
+    heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
+    sizes = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    if tensor_parallel_size not in sizes:
+        raise ConfigError(
+            f"the model's {heads} query heads and {kv_heads} key/value heads cannot be dealt out to "
+            f"{tensor_parallel_size} tensor-parallel ranks; sizes that work (--tensor-parallel-size): "
+            f"{', '.join(map(str, sizes))}"
+        )
+
+
+def stage_parts(
+    config: Mapping[str, Any],
+    dtypes: CacheDtypes,
+    *,
+    num_stages: int,
+    pipeline_split: Sequence[int] | None,
+    block_size_multiple: int = 1,
+) -> list[ModelPart]:
+    """Cut a model into pipeline stages; see `girih.arch._stages.split_model`.
+
+    Args:
+        config: config.json.
+        dtypes: of the caches.
+        num_stages: how many.
+        pipeline_split: layers of each stage; None deals them out evenly.
+        block_size_multiple: tokens per block must be a multiple of this, says the attention backend.
+
+    Raises:
+        ConfigError: the layers cannot be split so.
+    """
+    facts = load(config)
+    specs = facts.kv_cache_specs(config, dtypes, block_size_multiple)
+    return split_model(facts.weight_shapes(config), specs, num_stages, pipeline_split)
 
 
 def stored_dtype(config: Mapping[str, Any]) -> str | None:
@@ -117,6 +165,12 @@ def resolve_dtype(dtype: str, config: Mapping[str, Any]) -> str:
 def num_parameters(config: Mapping[str, Any]) -> int:
     """Count the parameters of a model; tied embeddings count once."""
     return sum(math.prod(shape) for shape in load(config).weight_shapes(config).values())
+
+
+def num_layers(config: Mapping[str, Any]) -> int:
+    """Return how many layers a model's decoder has."""
+    facts = load(config)
+    return decoder_stack(facts.weight_shapes(config), facts.kv_cache_specs(config, CacheDtypes("float32")))[1]
 
 
 def vocab_size(config: Mapping[str, Any]) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from girih.errors import ConfigError
 from girih.kv.spec import KVCacheSpec
+from girih.parallel import split_layers
 from girih.units import cdiv
 
 Shape = tuple[int, ...]
@@ -41,9 +41,12 @@ class ModelPart:
 
 
 def split_model(
-    weight_shapes: Mapping[str, Shape], kv_cache_specs: Mapping[str, KVCacheSpec], num_stages: int
+    weight_shapes: Mapping[str, Shape],
+    kv_cache_specs: Mapping[str, KVCacheSpec],
+    num_stages: int,
+    pipeline_split: Sequence[int] | None = None,
 ) -> list[ModelPart]:
-    """Cut a model into pipeline stages of as many layers each, or one fewer.
+    """Cut a model into pipeline stages.
 
     Embeddings, and an encoder, are with the first stage; the last norm and the output layer with the last one, which
     has a copy of the embedding if that is its output layer too.
@@ -52,21 +55,20 @@ def split_model(
         weight_shapes: tensor name -> shape, in model order.
         kv_cache_specs: layer name -> spec, in model order.
         num_stages: how many.
+        pipeline_split: see `girih.parallel.split_layers`.
 
     Raises:
-        ConfigError: more stages than layers.
+        ConfigError: the layers cannot be split so.
     """
+    stack, num_layers = decoder_stack(weight_shapes, kv_cache_specs)
+    layers = split_layers(num_layers, num_stages, pipeline_split)
     if num_stages == 1:
         return [ModelPart(dict(weight_shapes), dict(kv_cache_specs))]
-    # layers with a cache first: where there is an encoder too, they are the decoder's
-    stack = next(filter(None, (_layer_of(name)[0] for name in (*kv_cache_specs, *weight_shapes))), "")
-    num_layers = 1 + max((number for prefix, number in map(_layer_of, weight_shapes) if prefix == stack), default=0)
-    if num_stages > num_layers:
-        raise ConfigError(f"--pipeline-parallel-size {num_stages} is more than the model's {num_layers} layers")
+    stage_of = {number: stage for stage, numbers in enumerate(layers) for number in numbers}
 
     def _stage_of(name: str, else_stage: int) -> int:
         prefix, number = _layer_of(name)
-        return number * num_stages // num_layers if prefix == stack else else_stage
+        return stage_of[number] if prefix == stack else else_stage
 
     parts, seen = [ModelPart({}, {}) for _ in range(num_stages)], False
     for name, shape in weight_shapes.items():
@@ -78,6 +80,13 @@ def split_model(
         tied = {name: shape for name, shape in weight_shapes.items() if name.endswith(EMBEDDINGS)}
         parts[-1].weight_shapes.update(tied)
     return parts
+
+
+def decoder_stack(weight_shapes: Mapping[str, Shape], kv_cache_specs: Mapping[str, KVCacheSpec]) -> tuple[str, int]:
+    """Return the prefix of the decoder's layers, e.g. "model.layers.", and how many there are; arguments as above."""
+    # layers with a cache first: where there is an encoder too, they are the decoder's
+    stack = next(filter(None, (_layer_of(name)[0] for name in (*kv_cache_specs, *weight_shapes))), "")
+    return stack, 1 + max((number for prefix, number in map(_layer_of, weight_shapes) if prefix == stack), default=0)
 
 
 def _layer_of(name: str) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -132,13 +132,12 @@ class _Model:
         if options.dtype == "auto" and stored == "float16":
             self.notes.append(f"{facts.name} is stored in float16, which Girih computes in float32 (see --dtype)")
 
-    def parts(self, num_stages: int) -> list[ModelPart]:
-        """Return what each of so many pipeline stages holds."""
-        from girih.arch._stages import split_model
+    def parts(self, num_stages: int, pipeline_split: Sequence[int] | None = None) -> list[ModelPart]:
+        """Return what each of so many pipeline stages holds; see `girih.arch.stage_parts`."""
+        from girih import arch
 
         # blocks of any size, as no attention backend is asked
-        specs = self.family.kv_cache_specs(self.config, self.cache_dtypes, block_size_multiple=1)
-        return split_model(self.family.weight_shapes(self.config), specs, num_stages)
+        return arch.stage_parts(self.config, self.cache_dtypes, num_stages=num_stages, pipeline_split=pipeline_split)
 
     def weight_bytes(self, part: ModelPart, tensor_parallel_size: int) -> int:
         """Return the bytes of one rank's weights: by their number, or its share of what is stored."""
@@ -197,7 +196,7 @@ def _stages(models: list[_Model], options: PlanOptions) -> list[_Stage]:
             models[0].weight_bytes(part, ranks),
             {name: spec.shard(ranks) for name, spec in part.kv_cache_specs.items()},
         )
-        for part in models[0].parts(options.pipeline_parallel_size)
+        for part in models[0].parts(options.pipeline_parallel_size, options.pipeline_split)
     ]
     for draft in models[1:]:
         (part,) = draft.parts(1)

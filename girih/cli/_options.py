@@ -50,12 +50,25 @@ def parse_length(text: str) -> int | str:
         raise ConfigError(f'--max-model-len {text!r} must be a whole number of tokens, or "auto"') from None
 
 
+def parse_split(text: str) -> tuple[int, ...]:
+    """Read numbers of layers such as "10,8".
+
+    Raises:
+        ConfigError: something else.
+    """
+    numbers = [part.strip() for part in text.split(",")]
+    if not all(number.isdecimal() and int(number) > 0 for number in numbers):
+        raise ConfigError(f"--pipeline-split {text!r} must be the layers of each stage, such as 10,8")
+    return tuple(map(int, numbers))
+
+
 _WRITTEN = {
     "max_model_len": _Written("--max-model-len", str, parse_length),
     "kv_cache_memory_bytes": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
     "kv_cache_memory": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
     "memory": _Written("--memory", Optional[str], parse_bytes),  # noqa: UP045
     "kv_cache_dtype": _Written("--kv-dtype", str, str),
+    "pipeline_split": _Written("--pipeline-split", Optional[str], parse_split),  # noqa: UP045
     "stop": _Written("--stop", list[str], tuple),
     "stop_token_ids": _Written("--stop-token-ids", list[int], tuple),
 }

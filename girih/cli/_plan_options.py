@@ -27,6 +27,7 @@ class PlanOptions:
         state_dtype: of recurrent states: float32, bfloat16 or float16.
         tensor_parallel_size: workers that share each layer.
         pipeline_parallel_size: stages, each with its share of the layers.
+        pipeline_split: layers of each stage, e.g. 10,8; default: dealt out evenly.
         num_speculative_tokens: draft tokens per step; default 3 with a draft, else 0.
         block_size: tokens per block; default: the smallest that fits.
         users: requests at once to find the longest context for.
@@ -42,6 +43,7 @@ class PlanOptions:
     state_dtype: str = "float32"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
+    pipeline_split: tuple[int, ...] | None = None
     num_speculative_tokens: int | None = None
     block_size: int | None = None
     users: int | None = None

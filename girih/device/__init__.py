@@ -53,3 +53,13 @@ class Device(Protocol):
 
     def float32_rows(self) -> int | None:
         """Return from how many rows on a bfloat16 product is faster in float32; None: never."""
+
+    def collective_backend(self) -> str:
+        """Return the backend of torch.distributed by which workers on such devices exchange tensors."""
+
+    def divide_cores(self, num_workers: int) -> None:
+        """Leave the other workers of this machine their share of its cores.
+
+        Args:
+            num_workers: on this machine, this one included.
+        """

@@ -112,6 +112,18 @@ def float32_rows() -> int | None:
     return None if native else 4
 
 
+def collective_backend() -> str:
+    """Return "gloo", which exchanges tensors in main memory."""
+    return "gloo"
+
+
+def divide_cores(num_workers: int) -> None:
+    """Compute on a share of the threads; with more, workers that wait for each other's sums would be in the way."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // num_workers))
+
+
 def _read_table(path: Path, unit_bytes: int) -> dict[str, int]:
     """Read lines "Name: 123 kB" or "name 123"; a file that is not there is an empty table."""
     try:

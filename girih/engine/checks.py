@@ -12,21 +12,21 @@ from girih.kv.spec import KVCacheSpec
 from girih.messages import CacheUpdate, StepInput
 
 
-def check_specs(expected: Mapping[str, KVCacheSpec], specs: Sequence[Mapping[str, KVCacheSpec]]) -> None:
+def check_specs(expected: Sequence[Mapping[str, KVCacheSpec]], specs: Sequence[Mapping[str, KVCacheSpec]]) -> None:
     """Compare what config.json says every layer caches with what the built model says.
 
     Only the backend, which the model was built with, knows its block sizes; that field is not compared.
 
     Args:
-        expected: layer name -> spec, from config.json.
-        specs: the same from every worker, by rank.
+        expected: layer name -> spec, from config.json, of every worker, by rank.
+        specs: the same from the workers.
 
     Raises:
         PlanError: they differ; names the rank, the layer and both specs.
     """
-    for rank, actual in enumerate(specs):
-        for name in (*expected, *actual):
-            want, have = expected.get(name), actual.get(name)
+    for rank, (wanted, actual) in enumerate(zip(expected, specs, strict=True)):
+        for name in (*wanted, *actual):
+            want, have = wanted.get(name), actual.get(name)
             if want is not None and have is not None:
                 want = want.with_block_size_multiple(have.block_size_multiple)
             if want != have:

@@ -22,6 +22,7 @@ from girih.checkpoint.hf_config import eos_token_ids, load_config
 from girih.checkpoint.resolve import resolve_model
 from girih.config import EngineConfig
 from girih.engine.checks import check_block_ids, check_bound, check_specs
+from girih.engine.expectations import expected_specs, most_memory
 from girih.engine.interrupts import uninterrupted
 from girih.engine.pool_memory import PoolMemory
 from girih.engine.report import EngineStats, StartupReport
@@ -36,7 +37,6 @@ from girih.request import SamplingParams
 from girih.sched.request_state import RequestState
 from girih.sched.scheduler import Scheduler
 from girih.sched.updates import StepUpdate
-from girih.units import dtype_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -197,8 +197,8 @@ class EngineCore:
     def _bring_up(self) -> list[KVCacheConfig]:
         report, rpc = self.startup_report, self.executor.collective_rpc
         with report.phase("plan from config.json"):
-            expected = self._expected_specs()
-            self._try_plan(expected)
+            expected = expected_specs(self.config, self.model_config)
+            self._plan(expected, most_memory(self.config, self.model_config))
         with report.phase("start workers"):
             self.executor.start()
         with report.phase("load model"):
@@ -216,24 +216,6 @@ class EngineCore:
         with report.phase("warm up"):
             rpc("compile_or_warm_up_model")
         return configs
-
-    def _expected_specs(self) -> dict[str, KVCacheSpec]:
-        """Say what each layer will ask for, from config.json alone; no backend was asked, so blocks are of any size."""
-        dtype = arch.resolve_dtype(self.config.dtype, self.model_config)
-        kv_dtype = arch.resolve_dtype(self.config.cache_dtype, self.model_config)
-        dtypes = arch.CacheDtypes(kv=kv_dtype, activation=dtype)
-        return arch.load(self.model_config).kv_cache_specs(self.model_config, dtypes, block_size_multiple=1)
-
-    def _try_plan(self, specs: Mapping[str, KVCacheSpec]) -> None:
-        """Refuse what cannot fit before any weight is read; of the memory only an upper bound is known yet."""
-        device = plugins.load("girih.device", self.config.device, what="device")
-        available_bytes = self.config.kv_cache_memory_bytes
-        if available_bytes is None:
-            facts = device.memory_facts()
-            element_bytes = dtype_bytes(arch.resolve_dtype(self.config.dtype, self.model_config))
-            weights_bytes = arch.num_parameters(self.model_config) * element_bytes
-            available_bytes = int(self.config.memory_utilization * facts.total_bytes) - weights_bytes
-        self._plan([specs], [available_bytes])
 
     def _available_memory(self, num_workers: int) -> list[int]:
         if self.config.kv_cache_memory_bytes is not None:

@@ -7,14 +7,42 @@ so that a new feature of a worker changes no executor. Bring-up is written once,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from girih.errors import ExecutorError, GirihError
 from girih.messages import StepInput, StepOutput
 
 CALL_TIMEOUT_S = 3600.0
 """The longest that a call may take unless the caller says otherwise: a stuck worker is an error, not silence."""
+
+
+class Answer(Future[Any]):
+    """The future of a call that tells when somebody has given up waiting for it.
+
+    Args:
+        give_up: called with the seconds waited.
+    """
+
+    def __init__(self, give_up: Callable[[float | None], None]):
+        super().__init__()
+        self._give_up = give_up
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the result; see `Future.result`."""
+        try:
+            return super().result(timeout)
+        except TimeoutError:  # ours: one that the worker raises comes as an ExecutorError
+            self._give_up(timeout)
+            raise
+
+
+def worker_error(rank: int, method: str, error: BaseException) -> GirihError:
+    """Return what the caller of a method that failed is told: an error for the user as it is, others in words."""
+    if isinstance(error, GirihError):
+        return error
+    return ExecutorError(f"worker of rank {rank} failed in {method}: {type(error).__name__}: {error}")
 
 
 class Executor(ABC):

@@ -16,7 +16,7 @@ from typing import Any
 
 from girih.config import EngineConfig
 from girih.errors import ExecutorError, GirihError
-from girih.executor._base import CALL_TIMEOUT_S, Executor
+from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor, worker_error
 from girih.messages import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -28,26 +28,6 @@ SHUTDOWN_TIMEOUT_S = 10.0
 def create(config: EngineConfig) -> Executor:
     """Make the executor of an engine; `start` brings the worker up."""
     return UniProcExecutor(lambda: importlib.import_module("girih.worker.worker").Worker(config, RANK))
-
-
-class Answer(Future[Any]):
-    """The future of a call that tells when somebody has given up waiting for it.
-
-    Args:
-        give_up: called with the seconds waited.
-    """
-
-    def __init__(self, give_up: Callable[[float | None], None]):
-        super().__init__()
-        self._give_up = give_up
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for the result; see `Future.result`."""
-        try:
-            return super().result(timeout)
-        except TimeoutError:  # ours: one that the worker raises comes as an ExecutorError
-            self._give_up(timeout)
-            raise
 
 
 class UniProcExecutor(Executor):
@@ -132,8 +112,7 @@ class UniProcExecutor(Executor):
             except GirihError:
                 raise
             except Exception as error:
-                text = f"{type(error).__name__}: {error}"
-                raise ExecutorError(f"worker of rank {RANK} failed in {method}: {text}") from error
+                raise worker_error(RANK, method, error) from error
 
         def give_up(timeout_s: float | None) -> None:
             self._failure = f"{method} did not return within {timeout_s:g} s"

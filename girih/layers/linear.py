@@ -1,9 +1,19 @@
-"""Linear and embedding layers, made without memory: the loader puts the checkpoint's tensors in."""
+"""Linear and embedding layers, made without memory: the loader puts the checkpoint's tensors in.
+
+A layer that tensor-parallel ranks share holds its rank's part of the weight, and says which part that is: `part_of`.
+
+    ColumnLinear    some rows of the weight, so some columns of the result; nothing is exchanged
+    RowLinear       some columns of the weight: the results of all ranks are summed
+    Vocabulary      some rows, those of the rank's token ids: rows looked up are summed, logits are gathered
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+
+from girih.layers.parallel import ALONE, Ranks
+from girih.units import cdiv
 
 # rows of a weight that are turned into float32 at once: they stay in the processor's cache, and a large vocabulary
 # needs no second copy of its weight
@@ -30,8 +40,12 @@ def product(
     """
     if float32_rows is None or x.shape[0] < float32_rows or x.dtype == torch.float32:
         return nn.functional.linear(x, weight, bias)
+    return _by_float32(x, weight, bias, x.dtype)
+
+
+def _by_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     exact = x.float()
-    result = x.new_empty(x.shape[0], weight.shape[0])
+    result = x.new_empty(x.shape[0], weight.shape[0], dtype=dtype)
     for start in range(0, weight.shape[0], FLOAT32_WEIGHT_ROWS):
         part = slice(start, start + FLOAT32_WEIGHT_ROWS)
         part_bias = None if bias is None else bias[part].float()
@@ -60,6 +74,99 @@ class Linear(nn.Linear):
         return product(x, self.weight, self.bias, float32_rows=self.float32_rows)
 
 
-def embedding(vocab_size: int, hidden_size: int, *, dtype: torch.dtype) -> nn.Embedding:
-    """Return an embedding whose weight [vocab_size, hidden_size] has no memory yet."""
-    return nn.Embedding(vocab_size, hidden_size, dtype=dtype, device="meta")
+class ColumnLinear(Linear):
+    """A linear layer of which a rank computes some columns of the result.
+
+    Args:
+        in_features: width of the input.
+        columns: of the whole layer's result, those that this rank computes.
+        bias: whether there is one.
+        dtype: of weight and bias.
+    """
+
+    def __init__(self, in_features: int, columns: range, *, bias: bool, dtype: torch.dtype):
+        super().__init__(in_features, len(columns), bias=bias, dtype=dtype)
+        self.columns = slice(columns.start, columns.stop)
+
+    def part_of(self, _parameter: str) -> tuple[slice, ...]:
+        """Return which part of the checkpoint's tensor a parameter is: the first dimension's."""
+        return (self.columns,)
+
+
+class RowLinear(Linear):
+    """A linear layer of which a rank takes some columns of the input; the ranks' results are summed.
+
+    Sums are rounded to the dtype of x once, with the bias in them, like those of one rank.
+
+    Args:
+        columns: of the whole layer's input, those that this rank has.
+        out_features: width of the output.
+        bias: whether there is one.
+        dtype: of weight and bias.
+        ranks: the ranks.
+    """
+
+    def __init__(self, columns: range, out_features: int, *, bias: bool, dtype: torch.dtype, ranks: Ranks):
+        super().__init__(len(columns), out_features, bias=bias, dtype=dtype)
+        self.columns = slice(columns.start, columns.stop)
+        self.ranks = ranks
+
+    def part_of(self, parameter: str) -> tuple[slice, ...]:
+        """Return which part of the checkpoint's tensor a parameter is: the weight's second dimension, all of a bias."""
+        return (slice(None), self.columns) if parameter == "weight" else ()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map this rank's columns [num_rows, len(columns)] to the whole [num_rows, out_features], on every rank."""
+        if self.ranks.size == 1:
+            return super().forward(x)
+        if x.dtype == torch.float32:
+            total = self.ranks.all_reduce(nn.functional.linear(x, self.weight))
+        else:  # an unrounded share, as the sum is rounded: so results are one rank's, but for the order of the sum
+            total = self.ranks.all_reduce(_by_float32(x, self.weight, None, torch.float32))
+        return (total if self.bias is None else total + self.bias.float()).to(x.dtype)
+
+
+class Vocabulary(nn.Module):
+    """A row for each token id, shared out to the ranks: an embedding, an output layer, or both.
+
+    Args:
+        vocab_size: token ids.
+        hidden_size: width of a row.
+        dtype: of the weight.
+        ranks: the ranks.
+    """
+
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, ranks: Ranks = ALONE):
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.ranks = ranks
+        self.token_ids = ranks.share_vocabulary(vocab_size)
+        self.weight = nn.Parameter(torch.empty(len(self.token_ids), hidden_size, dtype=dtype, device="meta"))
+
+    def part_of(self, _parameter: str) -> tuple[slice, ...]:
+        """Return which part of the checkpoint's tensor the weight is: rows."""
+        return (slice(self.token_ids.start, self.token_ids.stop),)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Map int64 [num_tokens] to [num_tokens, hidden_size], on every rank."""
+        if self.ranks.size == 1:
+            return nn.functional.embedding(token_ids, self.weight)
+        mine = (token_ids >= self.token_ids.start) & (token_ids < self.token_ids.stop)
+        rows = self.weight.new_zeros(token_ids.shape[0], self.weight.shape[1])
+        rows[mine] = self.weight[token_ids[mine] - self.token_ids.start]
+        return self.ranks.all_reduce(rows)  # one rank has a row, the others zeros: exact
+
+    def logits(self, hidden: torch.Tensor, float32_rows: int | None) -> torch.Tensor | None:
+        """Return the product of each token id's row with hidden states, as an output layer.
+
+        Args:
+            hidden: [n, hidden_size].
+            float32_rows: see `product`.
+
+        Returns:
+            float32 [n, vocab_size] on the first rank, None on the others.
+        """
+        mine = product(hidden, self.weight, float32_rows=float32_rows)
+        padding = cdiv(self.vocab_size, self.ranks.size) - mine.shape[1]  # the last ranks may have fewer ids
+        every = self.ranks.gather(nn.functional.pad(mine, (0, padding)) if padding else mine, dim=1)
+        return None if every is None else every[:, : self.vocab_size].float()

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from girih.layers.linear import Linear
+from girih.layers.linear import ColumnLinear, RowLinear
+from girih.layers.parallel import ALONE, Ranks
 
 # the names that config.json uses
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -26,13 +27,24 @@ class GatedMLP(nn.Module):
         activation: a name in `ACTIVATIONS`.
         bias: whether the three projections have one.
         dtype: of the weights.
+        ranks: that share the width inside.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, activation: str, bias: bool, dtype: torch.dtype):
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str,
+        bias: bool,
+        dtype: torch.dtype,
+        ranks: Ranks = ALONE,
+    ):
         super().__init__()
-        self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias, dtype=dtype)
-        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias, dtype=dtype)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype)
+        inside = ranks.share(intermediate_size)
+        self.gate_proj = ColumnLinear(hidden_size, inside, bias=bias, dtype=dtype)
+        self.up_proj = ColumnLinear(hidden_size, inside, bias=bias, dtype=dtype)
+        self.down_proj = RowLinear(inside, hidden_size, bias=bias, dtype=dtype, ranks=ranks)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

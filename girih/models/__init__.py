@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from girih import arch, plugins
+from girih.arch._decoder import DecoderConfig
+from girih.errors import ConfigError
 from girih.kv.spec import KVCacheSpec
 from girih.layers.attention import Attention, AttentionBackend
 from girih.layers.dtypes import dtype_name
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
-from girih.layers.linear import Linear, product
+from girih.layers.linear import ColumnLinear, Linear, RowLinear, Vocabulary
+from girih.layers.parallel import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class LayerSetup:
         dtype: of the weights.
         backend: the attention backend.
         builder: takes the registration.
+        ranks: that share the layer.
     """
 
     name: str
@@ -39,6 +43,27 @@ class LayerSetup:
     dtype: torch.dtype
     backend: AttentionBackend
     builder: ForwardContextBuilder
+    ranks: Ranks
+
+    def projections(self, c: DecoderConfig) -> tuple[ColumnLinear, ColumnLinear, ColumnLinear, RowLinear]:
+        """Return the projections of queries, keys, values and output: those of this rank's heads.
+
+        Args:
+            c: hyper-parameters.
+        """
+        heads, kv_heads = self.ranks.share_heads(c.num_attention_heads), self.ranks.share_heads(c.num_key_value_heads)
+        query, key, value = (
+            ColumnLinear(
+                c.hidden_size,
+                range(part.start * c.head_dim, part.stop * c.head_dim),
+                bias=c.attention_bias,
+                dtype=self.dtype,
+            )
+            for part in (heads, kv_heads, kv_heads)
+        )
+        columns = range(heads.start * c.head_dim, heads.stop * c.head_dim)
+        output = RowLinear(columns, c.hidden_size, bias=c.attention_bias, dtype=self.dtype, ranks=self.ranks)
+        return query, key, value, output
 
     def attention(self, *, scale: float, sliding_window: int | None) -> Attention:
         """Return the layer's attention; arguments as `girih.layers.attention.Attention`."""
@@ -55,26 +80,32 @@ class LayerSetup:
 class Decoder(nn.Module, ABC):
     """Everything of a model but its output layer.
 
-    The constructor takes (config, dtype, setups): config.json, the dtype of weights and activations, and a `LayerSetup`
-    for each layer with a cache, in model order.
+    The constructor takes (config, dtype, setups, ranks): config.json, the dtype of weights and activations, a
+    `LayerSetup` for each layer with a cache, in model order, and the ranks that share each layer. It builds all layers;
+    those of other pipeline stages are taken out again. A model that uses a plain `Linear` runs on one rank only.
     """
 
-    embed_tokens: nn.Embedding
+    embed_tokens: Vocabulary
     layers: nn.ModuleList
+    norm: nn.Module
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return what the first layer gets, [num_tokens, hidden_size], for int64 [num_tokens]."""
+        return self.embed_tokens(input_ids)
 
     @abstractmethod
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
+    def run(
+        self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
     ) -> torch.Tensor:
-        """Compute the flat batch of a step; see `CausalLM.forward`."""
+        """Map hidden states [num_tokens, hidden_size] through some layers, without the last norm."""
 
     @abstractmethod
-    def distinct_layers(self) -> list[int]:
-        """Return one index of each kind of layer: all of a kind need the same memory in a step."""
+    def distinct_layers(self, layers: Sequence[int]) -> list[int]:
+        """Return one index of each kind of layer among these: all of a kind need the same memory in a step."""
 
 
 class CausalLM(nn.Module):
-    """A decoder that predicts the next token.
+    """A decoder that predicts the next token, or the part of one that a pipeline stage has.
 
     Args:
         decoder: the model below the output layer.
@@ -83,6 +114,7 @@ class CausalLM(nn.Module):
         tied: whether the output layer is the embedding.
         dtype: of the weights.
         float32_rows: see `girih.layers.linear.product`.
+        ranks: this worker among others; it says which layers are here.
     """
 
     def __init__(
@@ -94,11 +126,16 @@ class CausalLM(nn.Module):
         tied: bool,
         dtype: torch.dtype,
         float32_rows: int | None,
+        ranks: Ranks,
     ):
         super().__init__()
         self.float32_rows = float32_rows
+        self.hidden_size, self.dtype = hidden_size, dtype
         self.model = decoder
-        self.lm_head = None if tied else Linear(hidden_size, vocab_size, bias=False, dtype=dtype)
+        self.lm_head = None if tied else Vocabulary(vocab_size, hidden_size, dtype=dtype, ranks=ranks)
+        self.place = ranks.place
+        self.layers: Sequence[int] = ranks.place.layers or range(len(decoder.layers))
+        self._drop_other_stages(tied)
 
     def forward(
         self,
@@ -106,24 +143,45 @@ class CausalLM(nn.Module):
         positions: torch.Tensor,
         context: ForwardContext,
         layers: Sequence[int] | None = None,
+        hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Compute the flat batch of a step.
 
         Args:
-            input_ids: int64 [num_tokens].
+            input_ids: int64 [num_tokens]; only the first pipeline stage reads them.
             positions: int64 [num_tokens], each token's place in its own sequence.
             context: of this step.
-            layers: indices of the decoder layers to run; None runs all.
+            layers: indices of the decoder layers to run; None runs all that are here.
+            hidden: on later stages, what the stage before returned.
 
         Returns:
-            The last hidden state after the final norm, [num_tokens, hidden_size].
+            The last hidden state, [num_tokens, hidden_size], on the last stage after the final norm.
         """
-        return self.model(input_ids, positions, context, range(len(self.model.layers)) if layers is None else layers)
+        x = self.model.embed(input_ids) if hidden is None else hidden
+        x = self.model.run(x, positions, context, self.layers if layers is None else layers)
+        return self.model.norm(x) if self.place.is_last else x
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 logits [n, vocab_size] of hidden states [n, hidden_size]."""
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """Return float32 logits [n, vocab_size] of hidden states [n, hidden_size]; None on ranks that do not sample.
+
+        All ranks of the last stage must ask together.
+        """
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return product(hidden, head.weight, float32_rows=self.float32_rows).float()
+        return head.logits(hidden, self.float32_rows)
+
+    def distinct_layers(self) -> list[int]:
+        """Return one index of each kind of layer that is here."""
+        return self.model.distinct_layers(self.layers)
+
+    def _drop_other_stages(self, tied: bool) -> None:
+        """Take out what other stages have; names and indices of the rest stay, so that loading is by name."""
+        for index in set(range(len(self.model.layers))) - set(self.layers):
+            self.model.layers[index] = nn.Identity()
+        if not (self.place.is_first or (self.place.is_last and tied)):
+            del self.model.embed_tokens
+        if not self.place.is_last:
+            del self.model.norm
+            self.lm_head = None
 
 
 def build_model(
@@ -132,8 +190,9 @@ def build_model(
     backend: AttentionBackend,
     float32_rows: int | None = None,
     kv_dtype: str | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[CausalLM, ForwardContext]:
-    """Build the model of config.json without weights.
+    """Build the model of config.json, or one worker's part of it, without weights.
 
     Args:
         config: config.json.
@@ -141,12 +200,14 @@ def build_model(
         backend: the attention backend of every layer.
         float32_rows: see `girih.layers.linear.product`.
         kv_dtype: dtype name of keys and values; None: as the activations.
+        ranks: this worker among others.
 
     Returns:
         The model, and the context that knows its layers.
 
     Raises:
-        ConfigError: an architecture that has no file here, or a field that is not supported.
+        ConfigError: an architecture that has no file here, a field that is not supported, or a model that tensor
+            parallel ranks cannot share.
     """
     module = plugins.load("girih.models", config["model_type"], what="model architecture (model_type)")
     builder = ForwardContextBuilder()
@@ -154,16 +215,24 @@ def build_model(
     c = facts.parse_config(config)
     dtypes = arch.CacheDtypes(kv=kv_dtype or dtype_name(dtype), activation=dtype_name(dtype))
     specs = facts.kv_cache_specs(config, dtypes, backend.BLOCK_SIZE_MULTIPLE)
-    setups = [LayerSetup(name, spec, dtype, backend, builder) for name, spec in specs.items()]
+    setups = [LayerSetup(name, spec.shard(ranks.size), dtype, backend, builder, ranks) for name, spec in specs.items()]
     model = CausalLM(
-        module.DECODER(config, dtype, setups),
+        module.DECODER(config, dtype, setups, ranks),
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
         tied=c.tie_word_embeddings,
         dtype=dtype,
         float32_rows=float32_rows,
+        ranks=ranks,
     )
     for layer in model.modules():
         if isinstance(layer, Linear):
             layer.float32_rows = float32_rows
-    return model.requires_grad_(False).eval(), builder.build()
+            if ranks.size > 1 and type(layer) is Linear:
+                raise ConfigError(
+                    f"the layers of a model of type {config['model_type']!r} cannot be shared by {ranks.size} "
+                    "tensor-parallel ranks in this version; set --tensor-parallel-size to 1"
+                )
+    context, here = builder.build(), set(model.modules())
+    layers = {name: layer for name, layer in context.layers.items() if layer in here}
+    return model.requires_grad_(False).eval(), replace(context, layers=layers)

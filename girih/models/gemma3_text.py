@@ -10,9 +10,10 @@ from torch import nn
 
 from girih.arch.gemma3_text import SLIDING, Gemma3TextConfig, parse_config
 from girih.layers.forward_context import ForwardContext
-from girih.layers.linear import Linear, embedding
+from girih.layers.linear import Vocabulary
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import GemmaRMSNorm
+from girih.layers.parallel import Ranks
 from girih.layers.rotary import RotaryEmbedding, apply_rotary
 from girih.models import Decoder, LayerSetup
 
@@ -30,11 +31,7 @@ class Gemma3Attention(nn.Module):
         super().__init__()
         dtype = setup.dtype
         self.head_dim = c.head_dim
-        q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        self.q_proj = Linear(c.hidden_size, q_size, bias=c.attention_bias, dtype=dtype)
-        self.k_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
-        self.v_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
-        self.o_proj = Linear(q_size, c.hidden_size, bias=c.attention_bias, dtype=dtype)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = setup.projections(c)
         self.q_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
         self.k_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
         window = c.sliding_window if c.layer_types[index] == SLIDING else None
@@ -62,7 +59,14 @@ class Gemma3DecoderLayer(nn.Module):
         self.self_attn = Gemma3Attention(c, index, setup)
         self.post_attention_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.pre_feedforward_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
-        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, activation=c.hidden_activation, bias=False, dtype=dtype)
+        self.mlp = GatedMLP(
+            c.hidden_size,
+            c.intermediate_size,
+            activation=c.hidden_activation,
+            bias=False,
+            dtype=dtype,
+            ranks=setup.ranks,
+        )
         self.post_feedforward_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
 
     def forward(
@@ -80,32 +84,37 @@ class Gemma3TextModel(Decoder):
         config: config.json.
         dtype: of weights and activations.
         setups: of the layers.
+        ranks: that share each layer.
     """
 
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup]):
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup], ranks: Ranks):
         super().__init__()
         c = parse_config(config)
         self.layer_types = c.layer_types
         self.embed_scale = torch.tensor(c.hidden_size**0.5, dtype=dtype)  # rounded to the dtype first, as trained
-        self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
+        self.embed_tokens = Vocabulary(c.vocab_size, c.hidden_size, dtype=dtype, ranks=ranks)
         self.layers = nn.ModuleList(Gemma3DecoderLayer(c, index, setup) for index, setup in enumerate(setups))
         self.norm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.rotary_full = RotaryEmbedding(c.head_dim, **vars(c.rope_full))
         self.rotary_sliding = RotaryEmbedding(c.head_dim, **vars(c.rope_sliding))
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return scaled rows of the embedding; see `Decoder.embed`."""
+        return self.embed_tokens(input_ids) * self.embed_scale
+
+    def run(
+        self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
     ) -> torch.Tensor:
-        """Return hidden states [num_tokens, hidden_size]; see `CausalLM.forward`."""
-        x = self.embed_tokens(input_ids) * self.embed_scale
+        """Map hidden states through layers; see `Decoder.run`."""
         full, sliding = (rotary.cos_sin(positions, x.dtype) for rotary in (self.rotary_full, self.rotary_sliding))
         for index in layers:
             x = self.layers[index](x, sliding if self.layer_types[index] == SLIDING else full, context)
-        return self.norm(x)
+        return x
 
-    def distinct_layers(self) -> list[int]:
+    def distinct_layers(self, layers: Sequence[int]) -> list[int]:
         """Return the first layer of each type."""
-        return [self.layer_types.index(kind) for kind in sorted(set(self.layer_types))]
+        first = {self.layer_types[index]: index for index in reversed(layers)}
+        return [first[kind] for kind in sorted(first)]
 
 
 DECODER = Gemma3TextModel

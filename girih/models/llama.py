@@ -10,9 +10,10 @@ from torch import nn
 
 from girih.arch.llama import LlamaConfig, parse_config
 from girih.layers.forward_context import ForwardContext
-from girih.layers.linear import Linear, embedding
+from girih.layers.linear import Vocabulary
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import RMSNorm
+from girih.layers.parallel import Ranks
 from girih.layers.rotary import RotaryEmbedding, apply_rotary
 from girih.models import Decoder, LayerSetup
 
@@ -27,13 +28,8 @@ class LlamaAttention(nn.Module):
 
     def __init__(self, c: LlamaConfig, setup: LayerSetup):
         super().__init__()
-        dtype = setup.dtype
         self.head_dim = c.head_dim
-        q_size, kv_size = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-        self.q_proj = Linear(c.hidden_size, q_size, bias=c.attention_bias, dtype=dtype)
-        self.k_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
-        self.v_proj = Linear(c.hidden_size, kv_size, bias=c.attention_bias, dtype=dtype)
-        self.o_proj = Linear(q_size, c.hidden_size, bias=c.attention_bias, dtype=dtype)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = setup.projections(c)
         self.attention = setup.attention(scale=c.head_dim**-0.5, sliding_window=None)
 
     def forward(
@@ -56,7 +52,14 @@ class LlamaDecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.self_attn = LlamaAttention(c, setup)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
-        self.mlp = GatedMLP(c.hidden_size, c.intermediate_size, activation=c.hidden_act, bias=c.mlp_bias, dtype=dtype)
+        self.mlp = GatedMLP(
+            c.hidden_size,
+            c.intermediate_size,
+            activation=c.hidden_act,
+            bias=c.mlp_bias,
+            dtype=dtype,
+            ranks=setup.ranks,
+        )
 
     def forward(
         self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
@@ -73,29 +76,29 @@ class LlamaModel(Decoder):
         config: config.json.
         dtype: of weights and activations.
         setups: of the layers.
+        ranks: that share each layer.
     """
 
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup]):
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup], ranks: Ranks):
         super().__init__()
         c = parse_config(config)
-        self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
+        self.embed_tokens = Vocabulary(c.vocab_size, c.hidden_size, dtype=dtype, ranks=ranks)
         self.layers = nn.ModuleList(LlamaDecoderLayer(c, setup) for setup in setups)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.rotary = RotaryEmbedding(c.head_dim, **vars(c.rope))
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
+    def run(
+        self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
     ) -> torch.Tensor:
-        """Return hidden states [num_tokens, hidden_size]; see `CausalLM.forward`."""
-        x = self.embed_tokens(input_ids)
+        """Map hidden states through layers; see `Decoder.run`."""
         cos_sin = self.rotary.cos_sin(positions, x.dtype)
         for index in layers:
             x = self.layers[index](x, cos_sin, context)
-        return self.norm(x)
+        return x
 
-    def distinct_layers(self) -> list[int]:
-        """Return [0]: all layers are alike."""
-        return [0]
+    def distinct_layers(self, layers: Sequence[int]) -> list[int]:
+        """Return the first one: all layers are alike."""
+        return [layers[0]]
 
 
 DECODER = LlamaModel

@@ -2,6 +2,9 @@
 
 pages moved and copied -> rows and block tables -> flat tokens and group metadata -> model
     -> logits of the rows that sample -> sampler
+
+Of several workers, each computes every step; a later pipeline stage goes on with the hidden states of the one before,
+and one worker samples for all.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from girih.attention import GroupMetadata, KVCacheView
 from girih.kv.config import KVCacheConfig
 from girih.layers.dtypes import torch_dtype
 from girih.layers.forward_context import ForwardContext, StateMetadata, bind_kv_cache
+from girih.layers.parallel import Ranks
 from girih.messages import StepInput, StepOutput, TokenLogprobs
 from girih.models import CausalLM
 from girih.request import SamplingParams
@@ -24,6 +28,9 @@ from girih.units import cdiv
 from girih.worker.input_batch import FlatBatch, InputBatch
 from girih.worker.kv_cache import PagePool
 from girih.worker.sampler import SampleInput, SamplingRows, sample, token_logprobs
+from girih.worker.token_exchange import TokenExchange
+
+NO_ROWS = np.zeros(0, np.int32)
 
 # logits are made for this many elements at a time (rows x vocabulary), and tokens sampled from fewer, as that needs
 # several copies: so a large vocabulary with many rows needs no more memory than a few rows
@@ -51,6 +58,7 @@ class ModelRunner:
         vocab_size: of the logits.
         max_num_seqs: rows of a batch.
         eos_token_ids: the model's end-of-sequence ids.
+        ranks: this worker among others.
     """
 
     def __init__(
@@ -61,8 +69,11 @@ class ModelRunner:
         vocab_size: int,
         max_num_seqs: int,
         eos_token_ids: Sequence[int],
+        ranks: Ranks,
     ):
         self.model = model
+        self.ranks = ranks
+        self.place = ranks.place
         self.context = context
         self.max_num_seqs = max_num_seqs
         self.eos_token_ids = tuple(eos_token_ids)
@@ -81,24 +92,35 @@ class ModelRunner:
         self.context = bind_kv_cache(kv_caches, self.context)
         self.pages = pages
         self.batch = InputBatch(config, self.max_num_seqs, self.eos_token_ids)
+        self.tokens = TokenExchange(self.ranks, self.batch)
 
     @torch.inference_mode()
     def execute_model(self, step: StepInput) -> StepOutput:
-        """Compute a step, which may be one that only changes the cache; caches and batch must be bound."""
+        """Compute a step, which may be one that only changes the cache; caches and batch must be bound.
+
+        Only the output of the worker that samples has tokens and log probabilities.
+        """
         self.pages.copy(step.cache.moves)
         self.pages.copy(step.cache.copies)
+        self.tokens.await_for(step)
         self.batch.apply(step.new_rows, step.cache.tables)
         if not step.rows.size:
-            return StepOutput(step.step_id, step.rows, np.zeros(0, np.int32))
+            return StepOutput(step.step_id, NO_ROWS, NO_ROWS)
         flat = self.batch.flatten(step)
         hidden = self._forward(flat)
+        rows = step.rows[step.samples]
+        if not self.place.is_last:
+            self.tokens.receive(rows)
+            return StepOutput(step.step_id, NO_ROWS, NO_ROWS)
         prompt_logprobs = self._prompt_logprobs(hidden, step, flat.query_starts)
         last_tokens = flat.query_starts[1:][step.samples] - 1
-        rows = step.rows[step.samples]
         token_ids, logprobs = self._sample(hidden[torch.from_numpy(last_tokens)], rows)
+        if not self.place.samples:
+            self.tokens.receive(rows)
+            return StepOutput(step.step_id, NO_ROWS, NO_ROWS)
         failed = {int(row): NOT_A_NUMBER for row in rows[token_ids < 0]}
+        self.tokens.send(rows, token_ids)
         rows, token_ids = rows[token_ids >= 0], token_ids[token_ids >= 0]
-        self.batch.append(rows, token_ids)
         return StepOutput(step.step_id, rows, token_ids, logprobs, prompt_logprobs, failed)
 
     @torch.inference_mode()
@@ -117,7 +139,8 @@ class ModelRunner:
 
         A few tokens at the end of the longest context, decode rows, and prompts that fill the step; through one
         layer of each kind, as the others need the same memory after it was given back; then one slice of logits
-        and sampling. Queries are attended from in tiles of fixed size, so the few stand for many.
+        and sampling. Queries are attended from in tiles of fixed size, so the few stand for many. The ranks of a
+        pipeline stage must do it together; stages do not wait for each other.
 
         Args:
             max_num_batched_tokens: tokens of a step.
@@ -131,21 +154,30 @@ class ModelRunner:
         self._made_up_step(
             [max_model_len - deep] + [decode_context] * num_decodes + [0] * len(prompts),
             [deep] + [1] * num_decodes + prompts,
-            layers=self.model.model.distinct_layers(),
+            layers=self.model.distinct_layers(),
         )
 
     def _forward(self, flat: FlatBatch) -> torch.Tensor:
-        return self.model(flat.input_ids, flat.positions, self.context.for_step(flat.attention, flat.states))
+        received, shape = None, (flat.positions.numel(), self.model.hidden_size)
+        if not self.place.is_first:
+            received = self.ranks.receive(shape, self.model.dtype)
+        context = self.context.for_step(flat.attention, flat.states)
+        hidden = self.model(flat.input_ids, flat.positions, context, hidden=received)
+        if not self.place.is_last:
+            self.ranks.send(hidden)
+        return hidden
 
     def _sample(self, hidden: torch.Tensor, rows: np.ndarray) -> tuple[np.ndarray, dict[int, TokenLogprobs]]:
         """Sample for rows int32 [m] from hidden states [m, hidden_size]: token ids int32 [m], log probabilities.
 
-        A row whose logits are not numbers gets -1 and no log probabilities.
+        A row whose logits are not numbers gets -1 and no log probabilities; a rank that has no logits, -1 everywhere.
         """
-        token_ids = np.empty(rows.size, np.int32)
+        token_ids = np.full(rows.size, -1, np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         for part in slices(rows.size, self.logits_rows):
             logits = self.model.compute_logits(hidden[part])
+            if logits is None:
+                continue
             for few in slices(len(logits), self.sampler_rows):
                 token_ids[part][few] = self._sample_few(logits[few], rows[part][few], logprobs)
         return token_ids, logprobs
@@ -184,10 +216,13 @@ class ModelRunner:
             targets = self.batch.token_ids[row, first + 1 : stop + 1]
             num_top = int(self.batch.sampling.params["prompt_logprobs"][row])
             row_hidden = hidden[query_starts[i] : query_starts[i] + stop - first]
-            parts = [
-                token_logprobs(self.model.compute_logits(row_hidden[part]), targets[part], num_top)
-                for part in slices(stop - first, self.sampler_rows)
-            ]
+            parts = []
+            for part in slices(stop - first, self.sampler_rows):
+                logits = self.model.compute_logits(row_hidden[part])
+                if logits is not None:
+                    parts.append(token_logprobs(logits, targets[part], num_top))
+            if not parts:
+                continue
             result[row] = TokenLogprobs(
                 *(
                     np.concatenate([getattr(part, name) for part in parts])
@@ -216,8 +251,12 @@ class ModelRunner:
         states = {group: StateMetadata(query_starts, page_0, page_0, nothing, nothing, nothing) for group in attention}
         context = replace(self.context, kv_caches=kv_caches).for_step(attention, states)
         input_ids = torch.zeros(positions.size, dtype=torch.int64)
-        hidden = self.model(input_ids, torch.from_numpy(positions), context, layers)
-        self._sample_everything(hidden[: min(len(num_new), self.logits_rows)])
+        received = None
+        if not self.place.is_first:
+            received = torch.zeros(positions.size, self.model.hidden_size, dtype=self.model.dtype)
+        hidden = self.model(input_ids, torch.from_numpy(positions), context, layers, received)
+        if self.place.is_last:
+            self._sample_everything(hidden[: min(len(num_new), self.logits_rows)])
 
     def _caches_of_one_page(self) -> dict[str, KVCacheView]:
         """Return a cache of one page for each layer, each in a group of its own."""
@@ -234,7 +273,10 @@ class ModelRunner:
 
     def _sample_everything(self, hidden: torch.Tensor) -> None:
         """Make one slice of logits, and sample from a part of it with every option that needs memory."""
-        logits = self.model.compute_logits(hidden)[: self.sampler_rows]
+        logits = self.model.compute_logits(hidden)
+        if logits is None:
+            return
+        logits = logits[: self.sampler_rows]
         rows = SamplingRows(1, self.eos_token_ids)
         almost_all = logits.shape[1] - 1
         rows.set(0, SamplingParams(top_k=almost_all, top_p=0.99, min_p=0.01, repetition_penalty=1.1, seed=0))

@@ -13,8 +13,10 @@ from girih.device import Device
 from girih.kv.config import KVCacheConfig
 from girih.kv.spec import KVCacheSpec
 from girih.layers.dtypes import torch_dtype
+from girih.layers.parallel import connect
 from girih.messages import StepInput, StepOutput
 from girih.models import build_model
+from girih.parallel import place_of
 from girih.worker.kv_cache import PagePool, byte_ranges, make_views
 from girih.worker.loader import load_weights
 from girih.worker.memory import MemoryProfile, MemoryReport, memory_report
@@ -27,28 +29,38 @@ class Worker:
     Args:
         config: the engine's options.
         rank: of this worker, 0 .. number of workers - 1.
+        rendezvous: where the workers meet, an init_method of torch.distributed; None for a lone one.
     """
 
-    def __init__(self, config: EngineConfig, rank: int):
+    def __init__(self, config: EngineConfig, rank: int, rendezvous: str | None = None):
         self.config = config
         self.rank = rank
+        self.rendezvous = rendezvous
         self.device: Device = plugins.load("girih.device", config.device, what="device")
         self.backend: AttentionBackend = plugins.load(
             "girih.attention", config.attention_backend, what="attention backend"
         )
 
     def load_model(self) -> int:
-        """Build the model and map its weights; returns their bytes.
+        """Meet the other workers, build this one's part of the model and map its weights; returns their bytes.
 
         Raises:
-            ConfigError: an architecture or a field of config.json that is not supported.
+            ConfigError: an architecture or a field of config.json that is not supported, or a number of workers.
             CheckpointError: weights that are damaged or do not match config.json.
+            ExecutorError: the other workers did not come in time.
         """
         directory = resolve_model(self.config.model)
         model_config = load_config(directory)
+        arch.check_tensor_parallel(model_config, self.config.tensor_parallel_size)
+        place = place_of(self.config, self.rank, arch.num_layers(model_config))
+        self.ranks = connect(place, self.rendezvous, backend=self.device.collective_backend())
+        if self.ranks.num_local > 1:
+            self.device.divide_cores(self.ranks.num_local)
         dtype = torch_dtype(arch.resolve_dtype(self.config.dtype, model_config))
         kv_dtype = arch.resolve_dtype(self.config.cache_dtype, model_config)
-        model, context = build_model(model_config, dtype, self.backend, self.device.float32_rows(), kv_dtype)
+        model, context = build_model(
+            model_config, dtype, self.backend, self.device.float32_rows(), kv_dtype, self.ranks
+        )
         self.weights_bytes = load_weights(model, directory, model_config, dtype)
         facts = arch.load(model_config)
         self.model_limit = facts.max_model_len(model_config)
@@ -58,6 +70,7 @@ class Worker:
             vocab_size=facts.parse_config(model_config).vocab_size,
             max_num_seqs=self.config.max_num_seqs,
             eos_token_ids=eos_token_ids(directory),
+            ranks=self.ranks,
         )
         return self.weights_bytes
 
@@ -68,7 +81,8 @@ class Worker:
     def determine_available_memory(self) -> MemoryReport:
         """Measure the largest step and say what is left for the KV cache.
 
-        The engine core does not ask when the size is given by `kv_cache_memory_bytes`.
+        The workers of a machine share its memory; all of them measure together. The engine core does not ask when the
+        size is given by `kv_cache_memory_bytes`.
 
         Raises:
             CapacityError: nothing is left; names this worker and its bill.
@@ -81,8 +95,8 @@ class Worker:
         self.device.reset_peak()
         self.runner.profile(self.config.max_num_batched_tokens, longest)
         profile = MemoryProfile(
-            total_bytes=facts.total_bytes,
-            free_bytes=self.device.memory_facts().free_bytes,
+            total_bytes=facts.total_bytes // self.ranks.num_local,
+            free_bytes=self.device.memory_facts().free_bytes // self.ranks.num_local,
             weights_bytes=self.weights_bytes,
             process_bytes=process_bytes,
             peak_process_bytes=self.device.peak_process_bytes(),
@@ -126,6 +140,8 @@ class Worker:
         return self.runner.execute_model(step)
 
     def shutdown(self) -> None:
-        """Let go of the model and the pool."""
+        """Let go of the model, the pool and the other workers."""
+        if "ranks" in vars(self):
+            self.ranks.close()
         for name in ("runner", "buffer"):
             vars(self).pop(name, None)

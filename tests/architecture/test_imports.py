@@ -11,7 +11,7 @@ import girih
 
 ROOT = Path(girih.__file__).parent
 
-BASE = {"errors", "units", "plugins", "request", "messages", "config"}
+BASE = {"errors", "units", "plugins", "request", "messages", "config", "parallel"}
 # package -> packages of girih it may import (besides itself and its own parts)
 ALLOWED = {
     "errors": set(),
@@ -20,8 +20,9 @@ ALLOWED = {
     "request": {"errors"},
     "messages": {"request"},
     "config": {"errors"},
+    "parallel": {"errors", "config"},
     "kv": {"errors", "units", "plugins", "messages"},
-    "arch": {"errors", "units", "plugins", "kv"},
+    "arch": {"errors", "units", "plugins", "kv", "parallel"},
     "checkpoint": {"errors", "units", "plugins"},
     "sched": BASE | {"kv"},
     "executor": BASE | {"kv"},

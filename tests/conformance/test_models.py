@@ -48,4 +48,4 @@ def test_parameters_and_caches_are_those_of_the_facts(model_type, bias, tied):
 def test_distinct_layers_cover_every_kind_of_cache_and_window(model_type):
     model, context = build_model(SMALL | {"model_type": model_type}, torch.float32, reference)
     kinds = [(layer.spec, layer.sliding_window) for layer in context.layers.values()]
-    assert {kinds[i] for i in model.model.distinct_layers()} == set(kinds)
+    assert {kinds[i] for i in model.distinct_layers()} == set(kinds)

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from girih.layers.forward_context import ForwardContext
-from girih.layers.linear import Linear, embedding
+from girih.layers.linear import Linear, Vocabulary
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import RMSNorm
+from girih.layers.parallel import Ranks
 from girih.layers.recurrence import Recurrence, State
 from girih.models import Decoder, LayerSetup
 from tests.toy_recurrent.arch.toy_recurrent import RECURRENT, SLIDING, ToyConfig, parse_config
@@ -87,11 +88,11 @@ class ToyAttention(nn.Module):
 class ToyModel(Decoder):
     """Embedding, layers and final norm; see `girih.models.Decoder`."""
 
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup]):
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, setups: Sequence[LayerSetup], ranks: Ranks):
         super().__init__()
         c = parse_config(config)
         self.kinds = c.layer_types
-        self.embed_tokens = embedding(c.vocab_size, c.hidden_size, dtype=dtype)
+        self.embed_tokens = Vocabulary(c.vocab_size, c.hidden_size, dtype=dtype, ranks=ranks)
         self.layers = nn.ModuleList()
         for kind, setup in zip(c.layer_types, setups, strict=True):
             if kind == RECURRENT:
@@ -105,20 +106,20 @@ class ToyModel(Decoder):
             self.layers.append(layer)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
 
-    def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
+    def run(
+        self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
     ) -> torch.Tensor:
-        """Return hidden states [num_tokens, hidden_size]; the model has no positions but what its layers remember."""
-        x = self.embed_tokens(input_ids)
+        """Map hidden states through layers; the model has no positions but what its layers remember."""
         for index in layers:
             layer = self.layers[index]
             x = x + layer.mixer(layer.mixer_norm(x), context)
             x = x + layer.mlp(layer.mlp_norm(x))
-        return self.norm(x)
+        return x
 
-    def distinct_layers(self) -> list[int]:
+    def distinct_layers(self, layers: Sequence[int]) -> list[int]:
         """Return the first layer of each kind."""
-        return [self.kinds.index(kind) for kind in sorted(set(self.kinds))]
+        first = {self.kinds[index]: index for index in reversed(layers)}
+        return [first[kind] for kind in sorted(first)]
 
 
 DECODER = ToyModel

@@ -83,6 +83,14 @@ def test_a_length_that_is_no_number_is_refused():
         parse("--max-model-len", "long")
 
 
+def test_a_split_is_a_list_of_numbers():
+    typed = ("--executor", "multiproc", "--pipeline-parallel-size", "2", "--pipeline-split")
+    assert parse(*typed, "10,8")[0].pipeline_split == (10, 8)
+    for text in ("10;8", "", "10,0", "10,", "-1,3"):
+        with pytest.raises(ConfigError, match=r"--pipeline-split '.*' must be the layers of each stage"):
+            parse(*typed, text)
+
+
 def test_help_comes_from_the_docstrings():
     from girih.cli._options import _field_help
 

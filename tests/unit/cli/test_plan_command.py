@@ -184,6 +184,13 @@ def test_pipeline_stages_hold_their_own_layers():
         assert row["requests"] == min(num_concurrent_requests(plan, row["tokens"]) for plan in plans)
 
 
+def test_the_layers_of_each_stage_may_be_given():
+    report = run_json("gemma3-270m", "--memory", "1GiB", "--pipeline-parallel-size", "2", "--pipeline-split", "17, 1")
+    layers = [[name for group in stage["groups"] for name in group["layer_names"]] for stage in report["stages"]]
+    assert [len(names) for names in layers] == [17, 1]
+    assert layers[1] == ["model.layers.17.self_attn"]
+
+
 def test_the_text_says_what_each_stage_holds():
     text = run(json.dumps(GEMMA_3_27B), "--memory", "80GiB", "--pipeline-parallel-size", "2")
     assert "stage 0 " in text
@@ -316,6 +323,8 @@ def test_every_architecture_is_planned_at_once(model_type):
         (("smollm2", "--memory", "1GiB", "--memory-utilization", "2"), "--memory-utilization 2"),
         (("smollm2", "--memory", "1GiB", "--tensor-parallel-size", "2"), "3 key/value heads cannot be dealt out to 2"),
         (("smollm2", "--memory", "1GiB", "--pipeline-parallel-size", "31"), "more than the model's 30 layers"),
+        (("smollm2", "--pipeline-parallel-size", "2", "--pipeline-split", "29,2"), "29,2 deals out 31 layers"),
+        (("smollm2", "--pipeline-split", "15,15"), "is for 2 stages, --pipeline-parallel-size is 1"),
         (("smollm2", "--memory", "1GiB", "--svg", "/nowhere/plan.svg"), "cannot write --svg /nowhere/plan.svg"),
         (("smollm2", "--kv-cache-memory", "50MiB", "--max-model-len", "8192"), r"the longest request .* 2256 tokens"),
         (('{"model_type": "mamba"}',), "'mamba'; available: bamba, .*whisper"),

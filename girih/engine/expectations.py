@@ -1,0 +1,59 @@
+"""What every worker will ask for, and the most memory it can have: from config.json alone, before one is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from girih import arch, plugins
+from girih.config import EngineConfig
+from girih.kv.spec import KVCacheSpec
+from girih.units import dtype_bytes
+
+
+def expected_specs(options: EngineConfig, model_config: Mapping[str, Any]) -> list[dict[str, KVCacheSpec]]:
+    """Say what each worker's layers will ask for; no backend was asked, so blocks are of any size.
+
+    Args:
+        options: of the engine.
+        model_config: config.json.
+
+    Returns:
+        Layer name -> spec of every worker, by rank.
+
+    Raises:
+        GirihError: a number of ranks or stages, or a split, that does not work with this model; says which do.
+    """
+    ranks = options.tensor_parallel_size
+    return [
+        {name: spec.shard(ranks) for name, spec in part.kv_cache_specs.items()}
+        for part in _stages(options, model_config)
+        for _ in range(ranks)
+    ]
+
+
+def most_memory(options: EngineConfig, model_config: Mapping[str, Any]) -> list[int]:
+    """Return an upper bound of the bytes that each worker has for its KV cache, by rank; arguments as above."""
+    ranks = options.tensor_parallel_size
+    if options.kv_cache_memory_bytes is not None:
+        return [options.kv_cache_memory_bytes] * options.world_size
+    device = plugins.load("girih.device", options.device, what="device")
+    budget_bytes = int(options.memory_utilization * device.memory_facts().total_bytes)
+    element_bytes = dtype_bytes(arch.resolve_dtype(options.dtype, model_config))
+    return [
+        budget_bytes - part.num_parameters(ranks) * element_bytes
+        for part in _stages(options, model_config)
+        for _ in range(ranks)
+    ]
+
+
+def _stages(options: EngineConfig, model_config: Mapping[str, Any]) -> list[arch.ModelPart]:
+    arch.check_tensor_parallel(model_config, options.tensor_parallel_size)
+    dtype = arch.resolve_dtype(options.dtype, model_config)
+    kv_dtype = arch.resolve_dtype(options.cache_dtype, model_config)
+    return arch.stage_parts(
+        model_config,
+        arch.CacheDtypes(kv=kv_dtype, activation=dtype),
+        num_stages=options.pipeline_parallel_size,
+        pipeline_split=options.pipeline_split,
+    )

@@ -1,0 +1,319 @@
+"""Workers in processes of their own on this machine, one per rank.
+
+    engine core  --- commands: one ring, read by all --->  worker 0, worker 1, ...
+                 <-- answers: one ring from each --------
+    watcher: a thread that starts the processes, then sleeps until an answer comes, a process ends or time is up
+
+Nothing is left behind, however a process ends: rings are memory without a name, and the kernel kills the workers
+when the watcher's thread ends, thus also when this process is killed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from girih.config import EngineConfig
+from girih.errors import ExecutorError, GirihError
+from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor
+from girih.executor._calls import Calls
+from girih.executor._frames import Buffer, SentError, pack
+from girih.executor._processes import WorkerProcess, end_processes
+from girih.executor._ring import Ring, RingWriter
+from girih.executor._worker_process import SHUTDOWN, START
+from girih.messages import StepInput, StepOutput
+
+logger = logging.getLogger(__name__)
+
+SHUTDOWN_TIMEOUT_S = 5.0
+"""How long workers get to finish what they do and to release what they hold."""
+
+SIGNAL_TIMEOUT_S = 1.0
+"""How long a process gets to end after its release, and after a signal."""
+
+BLAME_S = 0.05
+"""How long an error of one worker waits for the news that another one has ended, which would explain it."""
+
+WATCH_INTERVAL_S = 1.0
+"""How often the watcher looks at the clock at least."""
+
+
+def create(config: EngineConfig) -> Executor:
+    """Make the executor of an engine; `start` brings the workers up."""
+    return MultiProcExecutor(
+        MakeWorker(config),
+        num_workers=config.world_size,
+        output_rank=config.world_size - config.tensor_parallel_size,  # the first rank of the last stage
+    )
+
+
+@dataclass(frozen=True)
+class MakeWorker:
+    """Makes an engine's worker, in the process that it is sent to.
+
+    Args:
+        config: the engine's options.
+    """
+
+    config: EngineConfig
+
+    def __call__(self, rank: int, rendezvous: str | None) -> Any:
+        """Make the worker of a rank; `rendezvous` says where it finds the others, None if there are none."""
+        return importlib.import_module("girih.worker.worker").Worker(self.config, rank, rendezvous)
+
+
+class MultiProcExecutor(Executor):
+    """Runs workers in processes; see the module. `step_timeout_s` is how long a step may take.
+
+    Args:
+        make_worker: creates the worker, called in its process with its rank and with where the workers meet: an
+            init_method of torch.distributed, None for a lone worker. It is pickled, so a class or a value of one.
+        num_workers: ranks.
+        output_rank: whose output of a step is the step's.
+    """
+
+    def __init__(self, make_worker: Callable[[int, str | None], Any], *, num_workers: int, output_rank: int):
+        self.step_timeout_s = CALL_TIMEOUT_S
+        self._make_worker = make_worker
+        self._ranks = tuple(range(num_workers))
+        self._output_rank = output_rank
+        self._calls = Calls(on_failure=self._stop_sending)
+        self._sending = threading.Lock()  # a message goes into the ring as a whole
+        self._watcher: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the processes and create the workers, all at the same time; see `Executor.start`."""
+        assert self._watcher is None, "start is called once, or again after shutdown"
+        self._command_ring = Ring.make(len(self._ranks))
+        self._answer_rings = [Ring.make(1) for _ in self._ranks]
+        self._meeting_place = os.memfd_create("girih-rendezvous")  # workers find it in /proc; it has no other name
+        self._wake, self._failed = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+        self._commands = RingWriter(self._command_ring, stop=self._failed)
+        self._processes: list[WorkerProcess] = []
+        self._running: dict[int, WorkerProcess] = {}  # by the descriptor that tells of the end
+        self._launched = threading.Event()
+        self._is_closing = self._has_ended = False
+        self._sleeps_until = 0.0
+        self._calls.open()
+        self._watcher = threading.Thread(target=self._watch, name="girih-multiproc", daemon=True)
+        try:
+            self._watcher.start()
+            rendezvous = None if len(self._ranks) == 1 else f"file:///proc/self/fd/{self._meeting_place}"
+            self.collective_rpc(START, (self._make_worker, rendezvous))
+        except BaseException as error:
+            self._calls.fail(f"the start failed: {str(error) or type(error).__name__}")
+            self.shutdown()
+            raise
+
+    def collective_rpc(
+        self,
+        method: str,
+        args: tuple[Any, ...] = (),
+        timeout_s: float | None = None,
+        *,
+        args_by_rank: Sequence[tuple[Any, ...]] | None = None,
+    ) -> list[Any]:
+        """Call all workers; see `Executor.collective_rpc`."""
+        if args_by_rank is not None and len(args_by_rank) != len(self._ranks):
+            raise ValueError(f"{method}: arguments for {len(args_by_rank)} workers, there are {len(self._ranks)}")
+        limit_s = CALL_TIMEOUT_S if timeout_s is None else timeout_s
+        answers: list[Any] = self._submit(method, args, args_by_rank, limit_s).result()  # the watcher keeps the time
+        return answers
+
+    def execute_model(self, step: StepInput) -> Future[StepOutput]:
+        """Hand one step to all workers; see `Executor.execute_model`."""
+        return self._submit("execute_model", (step,), None, self.step_timeout_s, is_step=True)
+
+    def check_health(self) -> None:
+        """Tell whether all workers were started, live, answer, and were not shut down; see `Executor.check_health`."""
+        self._calls.check()
+
+    def shutdown(self) -> None:
+        """Let the workers release what they hold and end their processes; see `Executor.shutdown`.
+
+        Raises:
+            GirihError: a worker failed in its release; all processes have ended all the same.
+        """
+        watcher, self._watcher = self._watcher, None
+        if watcher is None:
+            return
+        self._is_closing = True
+        try:
+            error = self._release()
+        finally:
+            self._end(watcher)
+        if error is not None:
+            raise error
+
+    # ---- sending
+
+    def _submit(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        args_by_rank: Sequence[tuple[Any, ...]] | None,
+        limit_s: float,
+        *,
+        is_step: bool = False,
+    ) -> Answer:
+        if not self._sending.acquire(timeout=limit_s):
+            raise ExecutorError(f"{method} could not be sent within {limit_s:g} s, as another call is being sent")
+        try:
+            ranks = (self._output_rank,) if is_step else self._ranks
+            tag, call = self._calls.add(method, ranks, limit_s, is_step=is_step)
+            try:
+                parts = pack(tag, (method, args, args_by_rank, ranks))
+            except Exception as error:  # pickle raises anything
+                self._calls.error(tag, ExecutorError(f"the arguments of {method} cannot be sent: {error}"))
+                return call.future
+            self._send(method, parts, limit_s)
+            if call.deadline < self._sleeps_until:
+                os.eventfd_write(self._wake, 1)
+            return call.future
+        finally:
+            self._sending.release()
+
+    def _send(self, method: str, parts: Sequence[Buffer], limit_s: float) -> None:
+        """Write a message; if it cannot be written as a whole, the ring is of no use any more."""
+        try:
+            self._commands.write(parts, limit_s)
+        except TimeoutError:
+            who = _name_ranks(self._commands.lagging())
+            self._calls.fail(f"{who}: {method} was not taken within {limit_s:g} s{self._describe_stopped()}")
+        except BrokenPipeError:
+            pass  # workers failed meanwhile, and with them this call
+        except BaseException:
+            self._calls.fail(f"the sending of {method} was interrupted")
+            raise
+
+    def _stop_sending(self) -> None:
+        os.eventfd_write(self._failed, 1)
+
+    # ---- the watcher's thread
+
+    def _watch(self) -> None:
+        try:
+            self._launch()
+            while not self._has_ended:
+                self._look()
+        except BaseException as error:
+            logger.exception("the watcher of the workers failed")
+            self._calls.fail(f"their watcher failed: {type(error).__name__}: {error}")
+        finally:
+            self._launched.set()
+
+    def _launch(self) -> None:
+        """Start the processes from this thread, with which they die, and prepare to hear of them."""
+        self._poller = select.poll()
+        self._handlers: dict[int, Callable[[], Any]] = {self._wake: lambda: os.eventfd_read(self._wake)}
+        try:
+            for rank, answers in enumerate(self._answer_rings):
+                commands = self._command_ring.of_reader(rank)
+                extra = [self._meeting_place]
+                process = WorkerProcess(rank, commands, answers, extra, num_workers=len(self._ranks))
+                self._processes.append(process)
+                self._handlers[process.answers.ready] = functools.partial(self._hear, process)
+                self._handlers[process.end] = functools.partial(self._note_end, process)
+                self._running[process.end] = process
+        except OSError as error:
+            self._calls.fail(f"the worker of rank {len(self._processes)} could not be started: {error}")
+        for descriptor in self._handlers:
+            self._poller.register(descriptor, select.POLLIN)
+        self._launched.set()
+
+    def _look(self) -> None:
+        """Sleep until something happens or time is up, and deal with it."""
+        self._sleeps_until = float("inf")  # calls that come from here on wake this thread
+        now = time.monotonic()
+        self._sleeps_until = min(self._calls.next_deadline(), now + WATCH_INTERVAL_S)
+        for descriptor, _ in self._poller.poll(max(0.0, self._sleeps_until - now) * 1000):
+            self._handlers[descriptor]()
+        call = self._calls.overdue() if time.monotonic() >= self._sleeps_until else None
+        if call is not None:
+            text = f"{call.method} did not return within {call.limit_s:g} s"
+            self._calls.fail(f"{_name_ranks(call.silent)}: {text}{self._describe_stopped()}")
+
+    def _hear(self, process: WorkerProcess) -> None:
+        for message in process.answers.take():
+            try:
+                value = message.value()
+                error = value.error() if isinstance(value, SentError) else None
+            except Exception as cause:  # pickle raises anything
+                text = f"{type(cause).__name__}: {cause}"
+                error = ExecutorError(f"worker of rank {process.rank}: its answer cannot be read: {text}")
+            if error is None:
+                self._calls.answer(message.tag, process.rank, value)
+                continue
+            if isinstance(error, ExecutorError) and len(self._running) > 1 and self._calls.failure is None:
+                self._note_ends(BLAME_S)  # perhaps another one has died, and this one was the first to miss it
+            self._calls.error(message.tag, error)
+
+    def _note_ends(self, timeout_s: float) -> None:
+        """Note the processes that have ended, or the first one that ends in time."""
+        poller = select.poll()
+        for descriptor in self._running:
+            poller.register(descriptor, select.POLLIN)
+        for descriptor, _ in poller.poll(timeout_s * 1000):
+            self._note_end(self._running[descriptor])
+
+    def _note_end(self, process: WorkerProcess) -> None:
+        if self._running.pop(process.end, None) is None:
+            return
+        self._poller.unregister(process.end)
+        self._hear(process)  # its last words
+        if process.exit_code() != 0 or not self._is_closing:
+            self._calls.fail(process.describe_exit())
+
+    def _describe_stopped(self) -> str:
+        stopped = [process.rank for process in self._processes if process.is_stopped()]
+        return f"; stopped by a signal: {_name_ranks(stopped)}" if stopped else ""
+
+    # ---- the end
+
+    def _release(self) -> GirihError | None:
+        """Let the workers release what they hold; returns what one raised. Who does not answer is killed later."""
+        if self._calls.failure is not None:
+            return None
+        try:
+            self._submit(SHUTDOWN, (), None, SHUTDOWN_TIMEOUT_S).result()
+        except GirihError as error:
+            if self._calls.failure is None:
+                return error
+            logger.warning("workers are killed without releasing what they hold: %s", error)
+        return None
+
+    def _end(self, watcher: threading.Thread) -> None:
+        if watcher.is_alive():  # the system may have refused the thread
+            self._launched.wait()
+        if self._calls.failure is None:
+            for process in self._processes:
+                process.wait(SIGNAL_TIMEOUT_S)
+        self._calls.fail("they were shut down")
+        end_processes(self._processes, SIGNAL_TIMEOUT_S)
+        self._has_ended = True
+        os.eventfd_write(self._wake, 1)
+        if watcher.is_alive():
+            watcher.join()
+        with self._sending:  # who was sending has noticed
+            self._commands.close()
+            for process in self._processes:
+                process.close()
+            for ring in (self._command_ring, *self._answer_rings):
+                ring.close()
+            for descriptor in (self._meeting_place, self._wake, self._failed):
+                os.close(descriptor)
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"worker of rank {ranks[0]}"
+    return f"workers of ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,275 @@
+"""The executor of worker processes while all is well: order, ranks, errors of methods, big messages, the end."""
+
+import logging
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from toy_worker import BrokenToyWorker, SlowToyWorker, ToyWorker, UnreleasableToyWorker, is_running
+
+from girih.config import EngineConfig
+from girih.errors import CapacityError, ExecutorError
+from girih.executor import multiproc
+from girih.executor.multiproc import MultiProcExecutor
+
+NUM_WORKERS = (2, 4)
+
+
+def made(num_workers=2, worker=ToyWorker, output_rank=None):
+    output_rank = num_workers - 1 if output_rank is None else output_rank
+    return MultiProcExecutor(worker, num_workers=num_workers, output_rank=output_rank)
+
+
+@pytest.fixture(scope="module", params=NUM_WORKERS)
+def executor(request):
+    executor = made(request.param)
+    executor.start()
+    yield executor
+    executor.shutdown()
+
+
+def ranks(executor):
+    return list(executor._ranks)
+
+
+def pids(executor):
+    return [pid for _, pid, _ in executor.collective_rpc("where")]
+
+
+def test_answers_come_by_rank_from_processes_of_their_own_that_are_our_children(executor):
+    where = executor.collective_rpc("where")
+    assert [rank for rank, _, _ in where] == ranks(executor)
+    assert len({pid for _, pid, _ in where} | {os.getpid()}) == len(where) + 1
+    assert {parent for _, _, parent in where} == {os.getpid()}
+
+
+def test_arguments_are_the_same_for_all_or_one_tuple_per_rank(executor):
+    assert executor.collective_rpc("add", (1, 2)) == [3 for _ in ranks(executor)]
+    assert executor.collective_rpc("add", args_by_rank=[(rank, 10) for rank in ranks(executor)]) == [
+        10 + rank for rank in ranks(executor)
+    ]
+    with pytest.raises(ValueError, match="arguments for 1 workers"):
+        executor.collective_rpc("add", args_by_rank=[(1,)])
+
+
+def test_several_steps_in_flight_are_done_in_order_by_all_and_answered_by_the_output_rank(executor):
+    before = len(executor.collective_rpc("seen_steps")[0])
+    futures = [executor.execute_model(i) for i in range(50)]
+    assert [future.result(5) for future in futures] == [(executor._output_rank, i) for i in range(50)]
+    for steps in executor.collective_rpc("seen_steps"):
+        assert steps[before:] == list(range(50))
+
+
+def test_many_small_messages_of_several_threads_find_their_callers(executor):
+    wrong = []
+
+    def call(start):
+        for i in range(start, start + 200):
+            if executor.collective_rpc("add", (i, 1)) != [i + 1 for _ in ranks(executor)]:
+                wrong.append(i)
+
+    threads = [threading.Thread(target=call, args=(1000 * i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def test_messages_of_30_mb_go_through_both_ways(executor):
+    array = np.arange(30 << 20, dtype=np.uint8)
+    assert executor.collective_rpc("total", (array,)) == [(int(array.sum()), True, True) for _ in ranks(executor)]
+    for answer in executor.collective_rpc("ones", (30 << 20,)):
+        assert answer.nbytes == 30 << 20
+        assert answer.all()
+
+
+def test_an_error_carries_rank_method_and_original_text_and_the_workers_live(executor):
+    with pytest.raises(ExecutorError, match="x of 1") as caught:
+        executor.collective_rpc("fail", (1,))
+    assert str(caught.value) == "worker of rank 1 failed in fail: ValueError: x of 1"
+    assert "in fail\n" in caught.value.__notes__[0]  # the traceback of the worker
+    assert executor.collective_rpc("add", (1,)) == [1 for _ in ranks(executor)]
+
+
+def test_an_error_for_the_user_arrives_as_itself(executor):
+    with pytest.raises(CapacityError, match=r"^too big") as caught:
+        executor.collective_rpc("refuse")
+    assert (caught.value.need_bytes, caught.value.have_bytes, caught.value.fitting_tokens) == (2, 1, None)
+
+
+def test_an_unknown_method_and_what_cannot_be_sent_are_errors_and_no_more(executor):
+    with pytest.raises(ExecutorError, match=r"rank . failed in nothing: AttributeError"):
+        executor.collective_rpc("nothing")
+    with pytest.raises(ExecutorError, match=r"failed in give_lambda: .*lambda"):
+        executor.collective_rpc("give_lambda")
+    with pytest.raises(ExecutorError, match=r"the arguments of same cannot be sent: .*lambda"):
+        executor.collective_rpc("same", (lambda: None,))
+    assert executor.collective_rpc("same", ("fine",)) == ["fine" for _ in ranks(executor)]
+
+
+def test_an_error_of_the_output_rank_fails_its_step_only(executor):
+    bad = executor.execute_model({"raise": "y", "rank": executor._output_rank})
+    good = executor.execute_model("next")
+    with pytest.raises(ExecutorError, match=f"rank {executor._output_rank} failed in execute_model: ValueError: y"):
+        bad.result(5)
+    assert good.result(5) == (executor._output_rank, "next")
+    executor.check_health()
+
+
+def test_an_error_of_another_rank_before_the_output_fails_the_step_only(executor):
+    slow = executor.execute_model({"sleep": 0.3, "rank": executor._output_rank})  # so that rank 0 is ahead
+    bad = executor.execute_model({"raise": "z", "rank": 0})
+    with pytest.raises(ExecutorError, match="rank 0 failed in execute_model: ValueError: z"):
+        bad.result(5)
+    assert slow.result(5)[0] == executor._output_rank
+    assert executor.execute_model("next").result(5) == (executor._output_rank, "next")
+
+
+def test_workers_ignore_ctrl_c_and_are_in_no_group_that_the_terminal_signals(executor):
+    for pid in pids(executor):
+        assert os.getpgid(pid) != os.getpgid(0)
+        os.kill(pid, signal.SIGINT)
+    assert executor.collective_rpc("add", (1,)) == [1 for _ in ranks(executor)]
+
+
+def test_workers_meet_at_a_file_without_a_name_unless_there_is_one(executor):
+    (place,) = set(executor.collective_rpc("meeting_place"))
+    assert place.startswith("file:///proc/self/fd/")
+    alone = made(1)
+    alone.start()
+    assert alone.collective_rpc("meeting_place") == [None]
+    alone.shutdown()
+
+
+def test_workers_load_neither_numba_nor_the_program_s_main_module(executor):
+    assert executor.collective_rpc("loaded", ("numba", "torch", "pytest")) == [[] for _ in ranks(executor)]
+
+
+def test_cores_are_shared_unless_the_user_says_otherwise(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    for expected in (str(share), "7"):
+        executor = made()
+        executor.start()
+        assert executor.collective_rpc("environment", ("OMP_NUM_THREADS",)) == [expected] * 2
+        executor.shutdown()
+        monkeypatch.setenv("OMP_NUM_THREADS", "7")
+
+
+def test_logs_and_prints_of_workers_reach_stderr_with_the_rank(capfd):
+    executor = made()
+    executor.start()
+    executor.collective_rpc("log", ("hello",))
+    executor.shutdown()
+    out, err = capfd.readouterr()
+    assert not out
+    for rank in (0, 1):
+        assert f"worker of rank {rank}: WARNING: toy: hello\n" in err
+        assert f"worker of rank {rank}: WARNING: toy: released\n" in err
+    assert "printed hello" in err
+
+
+def test_a_worker_that_cannot_be_made_says_why_and_all_processes_end():  # case 98
+    executor = made(worker=BrokenToyWorker)
+    with pytest.raises(ExecutorError, match=r"^worker of rank 1 failed in start: OSError: no such device"):
+        executor.start()
+    assert not any(is_running(process.pid) for process in executor._processes)
+    with pytest.raises(ExecutorError, match=r"cannot be used: the start failed: .*no such device"):
+        executor.check_health()
+    executor.shutdown()
+
+
+def test_an_interrupted_start_leaves_no_process():
+    executor = made(worker=SlowToyWorker)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        executor.start()
+    assert time.monotonic() - start < 5
+    assert len(executor._processes) == 2
+    assert not any(is_running(process.pid) for process in executor._processes)
+
+
+def test_shutdown_before_start_and_twice_does_nothing_and_the_workers_are_released_once(capfd):
+    executor = made()
+    executor.shutdown()
+    with pytest.raises(ExecutorError, match="they were not started"):
+        executor.check_health()
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    executor.start()
+    running = pids(executor)
+    executor.shutdown()
+    executor.shutdown()
+    assert not any(map(is_running, running))
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert threading.active_count() == threads
+    with pytest.raises(ExecutorError, match="they were shut down"):
+        executor.execute_model(1)
+    assert capfd.readouterr().err.count("released") == 2
+
+
+def test_after_a_shutdown_it_can_be_started_again():
+    executor = made()
+    for _ in range(2):
+        executor.start()
+        assert executor.collective_rpc("add", (1,)) == [1, 1]
+        executor.shutdown()
+
+
+def test_a_busy_worker_does_not_fail_the_shutdown_and_what_it_owes_fails(monkeypatch, caplog):
+    monkeypatch.setattr(multiproc, "SHUTDOWN_TIMEOUT_S", 0.3)
+    executor = made()
+    executor.start()
+    running = pids(executor)
+    future = executor.execute_model({"sleep": 60})
+    start = time.monotonic()
+    executor.shutdown()
+    assert time.monotonic() - start < 3
+    assert not any(map(is_running, running))
+    assert "shutdown did not return within 0.3 s" in caplog.text
+    with pytest.raises(ExecutorError, match="shutdown did not return"):
+        future.result(0)
+
+
+def test_steps_that_are_short_are_finished_before_the_shutdown():
+    executor = made()
+    executor.start()
+    future = executor.execute_model({"sleep": 0.3})
+    executor.shutdown()
+    assert future.result(0) == (1, {"sleep": 0.3})
+
+
+def test_an_error_while_a_worker_releases_what_it_holds_is_reported_and_all_end():
+    executor = made(worker=UnreleasableToyWorker)
+    executor.start()
+    running = pids(executor)
+    with pytest.raises(ExecutorError, match="failed in shutdown: ValueError: cannot let go"):
+        executor.shutdown()
+    assert not any(map(is_running, running))
+
+
+def test_the_engine_s_executor_has_a_worker_per_rank_and_the_last_stage_s_first_one_answers():
+    for tensor, pipeline, output_rank in [(1, 1, 0), (3, 1, 0), (1, 3, 2), (2, 3, 4)]:
+        config = EngineConfig(
+            model="m", executor="multiproc", tensor_parallel_size=tensor, pipeline_parallel_size=pipeline
+        )
+        executor = multiproc.create(config)
+        assert executor._ranks == tuple(range(tensor * pipeline))
+        assert executor._output_rank == output_rank
+
+
+def test_a_log_level_of_the_parent_is_the_workers(capfd):
+    level = logging.getLogger().level
+    logging.getLogger().setLevel(logging.ERROR)
+    try:
+        executor = made()
+        executor.start()
+        executor.collective_rpc("log", ("hello",))
+        executor.shutdown()
+    finally:
+        logging.getLogger().setLevel(level)
+    assert "toy: hello" not in capfd.readouterr().err
