@@ -139,9 +139,11 @@ class PoolModel:
             if not record.tags[0]:
                 del self.pages[page]
             else:
-                digits = min((worth * (1 + record.hits)).bit_length(), s.NUM_RINGS - 1)
+                sizes = self.state.groups[:, s.PAGE_BYTES]
+                scale = round(256 * int(sizes.max()) / int(sizes[record.group]))
+                digits = min((worth * (1 + record.hits) * scale + 128 >> 8).bit_length(), s.NUM_RINGS - 1)
                 age = self.state.ages[self.class_of[record.group]]
-                value = 1.5 * 2 ** (digits - 1) / self.state.groups[record.group, s.PAGE_BYTES]
+                value = 1.5 * 2.0 ** (digits - 1) / sizes.max()
                 assert self.state.priorities[page] == (age + value if digits else 0)
 
     def cache(self, page, worth=16):
