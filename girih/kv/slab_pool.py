@@ -9,7 +9,8 @@
 
 After a call that takes pages, `pool.evicted` names the pages that are not cached any more, and `pool.moves` those that
 have another number: one call of `take_page` moves pages of one group only, each once, and no page to where another
-one was. Both must be drained before pages are tagged or released again.
+one was. A cached page may be evicted where it moved to, for a better one that takes its place: moves are made in order.
+Both must be drained before pages are tagged or released again.
 """
 
 from __future__ import annotations
