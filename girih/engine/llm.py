@@ -35,7 +35,7 @@ class LLM:
 
     Args:
         model: a directory in Hugging Face format, a .gguf file, or a name that `girih pull` knows.
-        kv_cache_memory: size of the KV cache, in bytes or like "1GiB"; None measures what is free.
+        kv_cache_memory: size of the KV cache, in bytes or like "1GiB"; left out, what is free is measured.
         **options: any field of `girih.config.EngineConfig`.
 
     Raises:

@@ -33,11 +33,13 @@ class StageOptions:
         block_size: tokens per block that the user asked for, if any.
         step_tokens: tokens that one request computes per step on average when the batch is full.
         num_lookahead_tokens: draft tokens beyond the confirmed ones.
+        memory_option: what the user would change for more memory; for messages.
     """
 
     block_size: int | None
     step_tokens: int
     num_lookahead_tokens: int
+    memory_option: str
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class StagePlanner:
         )
         return CapacityError(
             f"the KV cache of one request of {max_model_len} tokens needs {format_bytes(need)}, {who} {have}; "
-            f"{what_fits}raise --kv-cache-memory or --memory-utilization",
+            f"{what_fits}raise {self.options.memory_option}",
             need_bytes=need,
             have_bytes=memory_bytes,
             fitting_tokens=fitting_tokens or None,
