@@ -63,6 +63,8 @@ def admit_row(
     Returns:
         The reused tokens, or NO_ROOM.
     """
+    if token_ids.shape[0] > state.consts[s.LONGEST]:  # a row has no place for more
+        return NO_ROOM
     _ask(state, token_ids, root, read_cache)
     choice = 0 if state.prompt.hits[0, TOKENS] > 0 else 1
     while choice < 2 and not _fits(state, choice, token_ids.shape[0], peak_pages, spoken_for):
