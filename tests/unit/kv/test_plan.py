@@ -247,7 +247,7 @@ def test_a_pool_too_small_to_share_well_is_used_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         config = plan(mixed(10, 13), 20 * MIB, max_model_len=800)
     assert len(config.groups) > 1
-    assert "more memory helps (--kv-cache-memory, --memory-utilization)" in caplog.text
+    assert "more memory helps (--kv-cache-memory or --memory-utilization)" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         plan(mixed(3, 15), GIB, max_model_len=4096)
