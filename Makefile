@@ -23,7 +23,7 @@ test: .venv/.installed-dev
 
 soak: .venv/.installed-dev
 	$(BIN)/girih pull smollm2 gemma3-270m
-	$(BIN)/python -m pytest -m soak --timeout 3600
+	$(BIN)/python -m pytest -m soak -n 2 --dist loadgroup --timeout 3600
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff format --check .

@@ -178,9 +178,12 @@ class Vllm:
     """vLLM in its own process; used as a context."""
 
     def __init__(self, python: str):
-        self._process = subprocess.Popen(
-            [python, str(VLLM_SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        try:
+            self._process = subprocess.Popen(
+                [python, str(VLLM_SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        except OSError as error:
+            raise SystemExit(f"--vllm-python {python}: {error}") from error
 
     def __enter__(self) -> Vllm:
         """Return itself."""

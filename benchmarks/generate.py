@@ -13,7 +13,11 @@ import statistics
 import time
 
 import torch
-from transformers import AutoModelForCausalLM
+
+try:
+    from transformers import AutoModelForCausalLM
+except ImportError:
+    raise SystemExit("this compares with transformers: pip install -c constraints.txt -e '.[test]'") from None
 
 from girih import LLM, SamplingParams
 from girih.checkpoint.resolve import resolve_model

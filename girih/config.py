@@ -16,7 +16,7 @@ class EngineConfig:
         dtype: "auto" (as the checkpoint says), "float32" or "bfloat16"; of the weights.
         kv_cache_dtype: of keys and values: "auto" (as the weights), or "int8": half of bfloat16's memory, less exact.
         max_model_len: longest request in tokens, or "auto": about the longest that the model and memory allow.
-        kv_cache_memory_bytes: size of the KV cache pool; None measures what is free by a profile run.
+        kv_cache_memory_bytes: size of the KV cache pool; left out, a profile run measures what is free.
         memory_utilization: share of a machine's memory (or of its cgroup limit) that all workers on it may use in all.
         max_num_seqs: requests computed at once.
         max_num_batched_tokens: tokens computed in one step.
@@ -62,6 +62,12 @@ class EngineConfig:
     def cache_dtype(self) -> str:
         """Return what keys and values are stored as: "auto", as the checkpoint says, or a dtype name."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def memory_option(self) -> str:
+        """Return the option that sets the KV cache's memory, or those that would."""
+        given = self.kv_cache_memory_bytes is not None
+        return "--kv-cache-memory" if given else "--kv-cache-memory or --memory-utilization"
 
     def __post_init__(self) -> None:
         """Refuse values that no engine could run with, naming the option and what it takes."""

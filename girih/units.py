@@ -1,6 +1,7 @@
 """Bytes, dtypes and rounding: the few numeric helpers that everything else shares."""
 
 import re
+from numbers import Integral
 
 from girih.errors import ConfigError
 
@@ -58,7 +59,7 @@ def parse_bytes(text: str | int) -> int:
     """Read a size such as "1GiB", "512 MiB", "2e9" or "1.5G" (powers of 1000 without the i).
 
     Args:
-        text: the size; an int is taken as bytes.
+        text: the size; a whole number, also numpy's, is taken as bytes.
 
     Returns:
         Bytes, a positive integer.
@@ -66,10 +67,11 @@ def parse_bytes(text: str | int) -> int:
     Raises:
         ConfigError: not a size, or not positive.
     """
-    if isinstance(text, int):
-        value: float = text
+    if isinstance(text, Integral) and not isinstance(text, bool):
+        value: float = int(text)
     else:
-        match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
+        pattern = r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?i?)b?\s*"
+        match = re.fullmatch(pattern, text, re.IGNORECASE) if isinstance(text, str) else None
         try:
             if match is None or match[2].lower() not in _SUFFIXES:
                 raise ValueError

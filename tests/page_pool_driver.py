@@ -4,7 +4,7 @@ import numpy as np
 
 from girih.kv.compiled import entry
 from girih.kv.pool_state import PoolState
-from girih.kv.slab_pool import evict, fits, pin_page, release_page, take_page, take_spare_page
+from girih.kv.slab_pool import count_hit, evict, fits, pin_page, release_page, take_page, take_spare_page
 
 
 @entry
@@ -25,6 +25,7 @@ def call_take_spare(pool: PoolState, group: int, column: int, worth: int) -> int
 @entry
 def call_pin(pool: PoolState, group: int, page: int) -> None:
     pin_page(pool, group, page)
+    count_hit(pool, page)
 
 
 @entry

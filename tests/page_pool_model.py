@@ -139,9 +139,11 @@ class PoolModel:
             if not record.tags[0]:
                 del self.pages[page]
             else:
-                digits = min((worth * (1 + record.hits)).bit_length(), s.NUM_RINGS - 1)
+                sizes = self.state.groups[:, s.PAGE_BYTES]
+                scale = round(256 * int(sizes.max()) / int(sizes[record.group]))
+                digits = min((worth * (1 + record.hits) * scale + 128 >> 8).bit_length(), s.NUM_RINGS - 1)
                 age = self.state.ages[self.class_of[record.group]]
-                value = 1.5 * 2 ** (digits - 1) / self.state.groups[record.group, s.PAGE_BYTES]
+                value = 1.5 * 2.0 ** (digits - 1) / sizes.max()
                 assert self.state.priorities[page] == (age + value if digits else 0)
 
     def cache(self, page, worth=16):
@@ -162,19 +164,33 @@ class PoolModel:
         self.pool.resize(stage_class, num_slabs, self.settle)
 
     def settle(self):
-        """Forget what was evicted, note where pages moved."""
+        """Forget what was evicted, note where pages moved; a page may be evicted where it moved to."""
         self.evicted = []
+        waiting = []
         for page, *tags in self.pool.take_evicted().tolist():
-            gone = self.pages.pop(page)
-            assert (gone.refs, list(gone.tags)) == (0, tags)
-            self.evicted.append(gone)
+            if page in self.pages:
+                self._forget(page, tags)
+            else:
+                waiting.append((page, tags))
         new = self.state.moves[self.num_settled : self.state.counts[s.MOVES]].tolist()
-        assert len({page for _, *pair in new for page in pair}) == 2 * len(new), "a call moved a page twice"
+        sources, destinations = ({move[end] for move in new} for end in (1, 2))
+        assert len(sources) == len(new), "a call moved a page twice"
+        assert not sources & destinations, "a page moved to where another one was"
         for group, source, destination in new:
-            assert destination not in self.pages
+            if destination in self.pages:
+                gone = next(item for item in waiting if item[0] == destination)
+                waiting.remove(gone)
+                self._forget(*gone)
             self.pages[destination] = self.pages.pop(source)
             assert self.pages[destination].group == group
+        for gone in waiting:
+            self._forget(*gone)
         self.num_settled += len(new)
+
+    def _forget(self, page, tags):
+        gone = self.pages.pop(page)
+        assert (gone.refs, list(gone.tags)) == (0, tags)
+        self.evicted.append(gone)
 
     def drain(self):
         """Hand out a step: the memory moves pages, then requests write theirs; everything must be where it belongs."""

@@ -115,19 +115,34 @@ def _existing(name_or_path: str, *, or_config_file: bool = False) -> Path:
         load_config(path)  # an error of the config is an error of the model's name here
         return path
     if not exists:
-        close = difflib.get_close_matches(name_or_path, catalog.names(), n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ConfigError(
-            f"no model {name_or_path!r}: it is neither a directory in Hugging Face's format, nor a .gguf file, "
-            f"nor one that `girih pull` knows ({', '.join(catalog.names())}){hint}"
-        )
+        raise ConfigError(_no_such_model(name_or_path, path, or_config_file))
     if path.suffix == ".gguf" or (or_config_file and path.suffix == ".json"):
         return path
     if is_pickled(path):
         raise CheckpointError(f"{path} is pickled and can run code when it is opened; use safetensors or GGUF")
     if path.suffix in (".safetensors", ".json"):
         raise CheckpointError(f"{path} is one file of a model; name its directory: {path.parent}")
-    raise CheckpointError(f"{path} is not a model; give a directory in Hugging Face's format or a .gguf file")
+    raise CheckpointError(f"{path} is not a model; give {_what_is_one(or_config_file)}")
+
+
+def _what_is_one(or_config_file: bool) -> str:
+    config_file = ", or its config.json" if or_config_file else ""
+    return f"a directory in Hugging Face's format, a .gguf file{config_file}"
+
+
+def _no_such_model(name_or_path: str, path: Path, or_config_file: bool) -> str:
+    """Say what is wrong with a name that is none, nor a path."""
+    known = f"{_what_is_one(or_config_file)}, or a name that `girih pull` knows ({', '.join(catalog.names())})"
+    close = difflib.get_close_matches(name_or_path, catalog.names(), n=1)
+    if close:
+        return f"no model {name_or_path!r}: did you mean {close[0]}? Girih takes {known}"
+    if path.suffix in (".json", ".gguf", ".safetensors") or (len(path.parts) > 1 and path.parent.is_dir()):
+        return f"no file or directory {name_or_path!r}; Girih takes {known}"
+    fetch = ""
+    if "/" in name_or_path:  # a model hub's name, or an address
+        fetch = "; Girih fetches nothing from a hub: download the model and give its path"
+        fetch += ", or for a plan its config.json" if or_config_file else ""
+    return f"no model {name_or_path!r}; Girih takes {known}{fetch}"
 
 
 def _imported(path: Path, progress: Progress) -> Path:

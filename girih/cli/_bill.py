@@ -76,6 +76,7 @@ def make_bill(target: ModelFacts, draft: ModelFacts | None, options: PlanOptions
             model_limit=model_limit,
             block_size=options.block_size,
             num_lookahead_tokens=lookahead,
+            memory_option=options.memory_option,
         )[::ranks]
     figures = {
         "model": target.name,
@@ -223,8 +224,8 @@ def _budgets(weight_bytes: list[int], options: PlanOptions) -> tuple[int | None,
         how = f"{options.memory_utilization:.0%} of this machine's memory{among}, {format_bytes(memory_bytes)},"
     if memory_bytes <= max(weight_bytes):
         raise ConfigError(
-            f"{how} leaves no room for a KV cache beside weights of {format_bytes(max(weight_bytes))}; raise --memory "
-            f"or --memory-utilization, or take more workers (--tensor-parallel-size, --pipeline-parallel-size)"
+            f"{how} leaves no room for a KV cache beside weights of {format_bytes(max(weight_bytes))}; raise "
+            f"{options.memory_option} or take more workers (--tensor-parallel-size, --pipeline-parallel-size)"
         )
     return memory_bytes, [memory_bytes - num_bytes for num_bytes in weight_bytes]
 

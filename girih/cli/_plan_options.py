@@ -78,6 +78,13 @@ class PlanOptions:
         """Return how many workers there are."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
+    @property
+    def memory_option(self) -> str:
+        """Return the option that sets the memory, or those that would."""
+        if self.kv_cache_memory is not None:
+            return "--kv-cache-memory"
+        return "--memory" if self.memory is not None else "--memory or --memory-utilization"
+
 
 def option_name(field: str) -> str:
     """Return how a field is written on the command line, e.g. "--kv-dtype"."""

@@ -35,12 +35,12 @@ def build_app(called: str | None) -> typer.Typer:
         called: the first argument of the command line; if it names a command, only that one is imported.
     """
     app = typer.Typer(  # without rich's boxes, which cut long option names on a narrow terminal
-        help=HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        help=HELP, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
     )
     app.callback()(_common_options)
     names = [name for name in plugins.available("girih.cli") if name != "main"]
     for name in [called] if called in names else names:
-        app.command(name, no_args_is_help=True)(importlib.import_module(f"girih.cli.{name}").command)
+        app.command(name)(importlib.import_module(f"girih.cli.{name}").command)
     return app
 
 
@@ -60,20 +60,20 @@ def _common_options(
 
 def main() -> None:
     """Run the command line; bad input is one line on stderr and exit code 2, output that cannot be written code 1."""
-    called = sys.argv[1] if len(sys.argv) > 1 else None
+    arguments = sys.argv[1:]
+    called = arguments[0] if arguments else None
+    is_bare = not arguments or (len(arguments) == 1 and called in plugins.available("girih.cli"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
-        code = build_app(called)(standalone_mode=False)
+        code = build_app(called)([*arguments, "--help"] if is_bare else arguments, standalone_mode=False)
         sys.stdout.flush()
-        sys.exit(code or 0)
+        sys.exit(EXIT_BAD_INPUT if is_bare else code or 0)
     except GirihError as error:
         message = str(error)
     except UsageError as error:
         message = error.format_message()
-        if not message:  # no arguments: the help was shown
-            sys.exit(EXIT_BAD_INPUT)
         known = f" {called}" if called in plugins.available("girih.cli") else ""
         message = f"{message.rstrip('.')}; see girih{known} --help"
     except OSError as error:  # of standard output: errors of files that the user named are GirihErrors

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from girih.config import EngineConfig
 from girih.errors import BindingError, PlanError
 from girih.kv.config import KVCacheConfig
 from girih.kv.spec import KVCacheSpec
 from girih.messages import CacheUpdate, StepInput
+
+logger = logging.getLogger(__name__)
+
+SHORT_REQUEST_TOKENS = 1024
+"""Below this the user is warned of the length that "auto" found."""
 
 
 def check_specs(expected: Sequence[Mapping[str, KVCacheSpec]], specs: Sequence[Mapping[str, KVCacheSpec]]) -> None:
@@ -88,3 +95,18 @@ def _named_ids(cache: CacheUpdate) -> Iterator[tuple[int, np.ndarray]]:
         yield group, states.state_in
         yield group, states.state_out
         yield group, states.cut_pages
+
+
+def warn_of_short_requests(max_request_tokens: int, model_limit: int, config: EngineConfig) -> None:
+    """Tell the user where "auto" found a length so short that answers will be cut.
+
+    Args:
+        max_request_tokens: what it found.
+        model_limit: in tokens.
+        config: the options.
+    """
+    if config.max_model_len == "auto" and max_request_tokens < min(SHORT_REQUEST_TOKENS, model_limit):
+        logger.warning(
+            "the KV cache holds requests of up to %d tokens, prompt and output; the model's limit is %d: raise %s",
+            max_request_tokens, model_limit, config.memory_option,
+        )  # fmt: skip

@@ -21,7 +21,7 @@ from girih import arch, plugins
 from girih.checkpoint.hf_config import eos_token_ids, load_config
 from girih.checkpoint.resolve import resolve_model
 from girih.config import EngineConfig
-from girih.engine.checks import check_block_ids, check_bound, check_specs
+from girih.engine.checks import check_block_ids, check_bound, check_specs, warn_of_short_requests
 from girih.engine.expectations import expected_specs, most_memory
 from girih.engine.interrupts import uninterrupted
 from girih.engine.pool_memory import PoolMemory
@@ -58,6 +58,7 @@ class EngineCore:
             self.model_directory = resolve_model(config.model)
         self.config = dataclasses.replace(config, model=str(self.model_directory))
         self.model_config = load_config(self.model_directory)
+        self._model_limit: int = arch.load(self.model_config).max_model_len(self.model_config)
         self.vocab_size: int = arch.parse_config(self.model_config).vocab_size
         self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self._request_ids = map(str, itertools.count())
@@ -70,6 +71,7 @@ class EngineCore:
             self.kv_cache_configs = self._bring_up()
             with self.startup_report.phase("make scheduler"):
                 self.scheduler = self._make_scheduler()
+            warn_of_short_requests(self.max_model_len, self._model_limit, self.config)
             self._pool_memory = PoolMemory(self.kv_cache_configs, self.scheduler.manager, self.executor)
             logger.info("start-up took %.3f s", self.startup_report.total_s)
         except BaseException:
@@ -220,11 +222,7 @@ class EngineCore:
     def _available_memory(self, num_workers: int) -> list[int]:
         if self.config.kv_cache_memory_bytes is not None:
             return [self.config.kv_cache_memory_bytes] * num_workers
-        self.startup_report.memory = self.executor.collective_rpc("determine_available_memory")
-        for report in self.startup_report.memory:
-            logger.info("%s", report.describe())
-            for warning in report.warnings:
-                logger.warning("%s", warning)
+        self.startup_report.note_memory(self.executor.collective_rpc("determine_available_memory"))
         return [report.available_bytes for report in self.startup_report.memory]
 
     def _plan(self, specs: Sequence[Mapping[str, KVCacheSpec]], available_bytes: Sequence[int]) -> list[KVCacheConfig]:
@@ -232,10 +230,11 @@ class EngineCore:
             specs,
             available_bytes,
             max_model_len=self.config.max_model_len,
-            model_limit=arch.load(self.model_config).max_model_len(self.model_config),
+            model_limit=self._model_limit,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_num_seqs=self.config.max_num_seqs,
             block_size=self.config.block_size,
+            memory_option=self.config.memory_option,
         )
 
     def _make_scheduler(self) -> Scheduler:

@@ -35,7 +35,7 @@ class LLM:
 
     Args:
         model: a directory in Hugging Face format, a .gguf file, or a name that `girih pull` knows.
-        kv_cache_memory: size of the KV cache, in bytes or like "1GiB"; None measures what is free.
+        kv_cache_memory: size of the KV cache, in bytes or like "1GiB"; left out, what is free is measured.
         **options: any field of `girih.config.EngineConfig`.
 
     Raises:
@@ -122,12 +122,7 @@ class LLM:
         """
         check_salt(cache_salt)
         items = as_list(prompts)
-        params = _one_each(
-            "sampling_params",
-            SamplingParams() if sampling_params is None else sampling_params,
-            len(items),
-            SamplingParams,
-        )
+        params = _params_each(sampling_params, len(items))
         priority_of = _one_each("priorities", 0 if priorities is None else priorities, len(items), int)
         tokenized = [self._tokenize(i, prompt) for i, prompt in enumerate(items)]
         return self._run(tokenized, params, priority_of, cache_salt, progress)
@@ -155,12 +150,7 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else list(messages)
         if not conversations:
             raise RequestError("there is no message; give at least one")
-        params = _one_each(
-            "sampling_params",
-            SamplingParams() if sampling_params is None else sampling_params,
-            len(conversations),
-            SamplingParams,
-        )
+        params = _params_each(sampling_params, len(conversations))
         tokenized = [self.render_chat(conversation, chat_template) for conversation in conversations]  # type: ignore[arg-type]
         return self._run(tokenized, params, [0] * len(tokenized), "", None)
 
@@ -187,8 +177,12 @@ class LLM:
             RequestError: it cannot be served.
         """
         params = sampling_params or SamplingParams()
-        tokenized = prompt if isinstance(prompt, TokenizedPrompt) else self._tokenize(0, as_list(prompt)[0])
-        output = new_request_output(next(self._request_ids), tokenized.text, tokenized.token_ids, params)
+        if not isinstance(prompt, TokenizedPrompt):
+            first, *others = as_list(prompt)
+            if others:
+                raise RequestError(f"stream takes one prompt, not {1 + len(others)}; `generate` takes several")
+            prompt = self._tokenize(0, first)
+        output = new_request_output(next(self._request_ids), prompt.text, prompt.token_ids, params)
         core_ids: list[str] = []
         try:
             self._add(output, params, 0, "", core_ids)

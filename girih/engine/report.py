@@ -31,6 +31,14 @@ class StartupReport:
         """Return the start-up time in seconds."""
         return sum(self.phases_s.values())
 
+    def note_memory(self, reports: list[Any]) -> None:
+        """Keep and log what each worker reported."""
+        self.memory = reports
+        for report in reports:
+            logger.info("%s", report.describe())
+            for warning in report.warnings:
+                logger.warning("%s", warning)
+
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time and log one phase."""

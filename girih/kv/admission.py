@@ -19,6 +19,7 @@ from girih.kv.hashing import hash_chain, hash_tail
 from girih.kv.holdings import pin_into
 from girih.kv.index import find_entry
 from girih.kv.pool_state import REFS
+from girih.kv.reuse import note_origin
 from girih.kv.slab_pool import fits
 from girih.kv.state import TAIL, TOKENS, UNITS, ManagerState, first_column, first_read
 from girih.kv.stepping import set_grow_at, set_release_at
@@ -62,6 +63,8 @@ def admit_row(
     Returns:
         The reused tokens, or NO_ROOM.
     """
+    if token_ids.shape[0] > state.consts[s.LONGEST]:  # a row has no place for more
+        return NO_ROOM
     _ask(state, token_ids, root, read_cache)
     choice = 0 if state.prompt.hits[0, TOKENS] > 0 else 1
     while choice < 2 and not _fits(state, choice, token_ids.shape[0], peak_pages, spoken_for):
@@ -295,5 +298,6 @@ def _start_row(state: ManagerState, row: Int, token_ids: np.ndarray, num_prompt_
     if num_tokens > 0:
         s.mark_dirty(state, row)
         state.stats[s.HIT] += num_tokens
+    note_origin(state, row)
     set_grow_at(state, row)
     set_release_at(state, row)

@@ -3,7 +3,8 @@
 Three kinds of places get a checkpoint inside a prompt, each behind a full unit: its last unit, for a repeated prompt;
 where it branched off from what the cache knew, as others will; and every so many tokens. The step that computes past
 such a place writes the state behind exactly that token to a page of its own, a cut. It is listed when the result is
-back. It takes only pages that are free or cached for less: nobody waits for a checkpoint.
+back. It takes only pages that are free or cached for less: nobody waits for a checkpoint. What one is worth depends on
+how likely somebody goes on there, see `reuse.py`.
 
 When a request ends, its own pages become the checkpoint: its state behind its last computed token, and the blocks
 that are not full, under a key of the last full unit and the exact tail. The next turn of a chat goes on there.
@@ -18,7 +19,9 @@ from girih.kv.compiled import entry, inner
 from girih.kv.hashing import hash_tail
 from girih.kv.holdings import place, publish_page, release_cell, settle
 from girih.kv.index import find_entry
-from girih.kv.slab_pool import take_spare_page
+from girih.kv.pool_state import MARK
+from girih.kv.reuse import PROMPT_END, expected_worth
+from girih.kv.slab_pool import count_hit, take_spare_page
 from girih.kv.state import MAX_CUTS, ManagerState, cell
 
 Int = int | np.integer
@@ -70,7 +73,7 @@ def _add_cut(state: ManagerState, row: Int, position: Int) -> None:
     for group in range(state.groups.shape[0]):
         if state.groups[group, s.IS_STATE]:
             column = state.groups[group, s.WIDTH] + 1 + free
-            page = take_spare_page(state.pool, group, column, position - state.rows[row, s.CHECKPOINT])
+            page = take_spare_page(state.pool, group, column, _cut_worth(state, row, position))
             settle(state)
             if page == 0:
                 _release_cut(state, row, free)
@@ -78,6 +81,23 @@ def _add_cut(state: ManagerState, row: Int, position: Int) -> None:
                 return
             place(state, group, row, column, page)
     state.cuts[row, free] = position
+
+
+@inner
+def _is_prompt_end(state: ManagerState, row: Int, position: Int) -> bool:
+    # and nothing else
+    unit = state.consts[s.UNIT]
+    is_end = position == (state.rows[row, s.PROMPT] - 1) // unit * unit
+    return is_end and position != state.rows[row, s.BRANCH] * unit and position % state.consts[s.CHECKPOINT_TOKENS] != 0
+
+
+@inner
+def _cut_worth(state: ManagerState, row: Int, position: Int) -> Int:
+    # what is behind a place that somebody is expected to go on from; a later place does not count on a prompt's end
+    worth = position - state.rows[row, s.CHECKPOINT]
+    if _is_prompt_end(state, row, position):
+        return expected_worth(state, row, PROMPT_END, worth)
+    return max(1, worth)
 
 
 @inner
@@ -91,10 +111,10 @@ def _is_listed(state: ManagerState, row: Int, unit: Int) -> bool:
 
 @inner
 def _release_cut(state: ManagerState, row: Int, j: Int) -> None:
-    worth = state.cuts[row, j] - state.rows[row, s.CHECKPOINT]
+    worth = _cut_worth(state, row, state.cuts[row, j])
     for group in range(state.groups.shape[0]):
         if state.groups[group, s.IS_STATE]:
-            release_cell(state, group, row, state.groups[group, s.WIDTH] + 1 + j, max(0, worth))
+            release_cell(state, group, row, state.groups[group, s.WIDTH] + 1 + j, worth)
     state.cuts[row, j] = 0
 
 
@@ -110,7 +130,8 @@ def publish_cuts(state: ManagerState, row: Int) -> None:
             unit = position // state.consts[s.UNIT] - 1
             _publish_states(state, row, np.int64(j), state.keys[row, unit, 0], state.keys[row, unit, 1])
             state.stats[s.CHECKPOINTS] += 1
-            last = max(last, position)
+            if not _is_prompt_end(state, row, position):
+                last = max(last, position)
         _release_cut(state, row, j)
     state.rows[row, s.CHECKPOINT] = max(state.rows[row, s.CHECKPOINT], last)
 
@@ -130,7 +151,17 @@ def _publish_states(state: ManagerState, row: Int, cut: Int, low: np.uint64, hig
         if state.groups[group, s.IS_STATE]:
             column = state.groups[group, s.WIDTH] + 1 + cut if cut >= 0 else np.int64(0)
             page = np.int64(state.table[cell(state, group, row, column)])
+            if cut >= 0:
+                _note_place(state, row, page, state.cuts[row, cut])
             publish_page(state, low, high, group, page, True)
+
+
+@inner
+def _note_place(state: ManagerState, row: Int, page: Int, position: Int) -> None:
+    if _is_prompt_end(state, row, position):
+        state.pool.pages[page, MARK] = PROMPT_END
+    elif position == state.rows[row, s.BRANCH] * state.consts[s.UNIT]:
+        count_hit(state.pool, page)
 
 
 @inner

@@ -9,7 +9,8 @@ not caught in them.
 
 A compiled function is kept on disk, beside its source or in the user's cache directory ($NUMBA_CACHE_DIR says another),
 so that only the first start after an installation spends seconds on it. It has the functions it calls compiled in, also
-those of other files, so it is compiled anew when any of these files changes; numba itself looks at one file only.
+those of other files, so it is compiled anew when any of these files changes; numba itself looks at one file only. What
+is kept is of use to nobody but the next start: nothing that happens to it, or to the disk, is an error.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ import hashlib
 import logging
 from collections.abc import Callable
 from functools import cache, update_wrapper
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, typeof, types
 from numba.core import cgutils
+from numba.core.caching import IndexDataCacheFile
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.typing.templates import AttributeTemplate
@@ -82,6 +85,48 @@ inner: Callable[..., Any] = _njit(
 """Decorates what only compiled functions call, and that makes no array."""
 
 
+class _KeptFiles(IndexDataCacheFile):
+    """The files of one compiled function: an index, and the code for each types of arguments, as numba writes them.
+
+    numba names the code of all versions alike, and writes the index first: where it could not write the code, as the
+    process was killed or the disk was full, the next start would run that of an older version. So the version is in
+    the names here.
+
+    Args:
+        kept: numba's, for the function's source.
+        version: of all that is compiled into the function.
+    """
+
+    def __init__(self, kept: IndexDataCacheFile, version: str):
+        self._any_version = kept._index_name.removesuffix(".nbi")
+        super().__init__(kept._cache_path, f"{self._any_version}.{version[:16]}", (kept._source_stamp, version))
+
+    def save(self, key: object, data: object) -> None:
+        """Keep code, in place of that of other versions; where that fails it is compiled again at the next start."""
+        try:
+            super().save(key, data)
+            mine = self._index_name.removesuffix("nbi")
+            for path in Path(self._cache_path).glob(f"{escape(self._any_version)}.*"):
+                if not path.name.startswith(mine):
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s cannot be kept for the next start: %s; set NUMBA_CACHE_DIR", self._any_version, error)
+
+    def load(self, key: object) -> Any:
+        """Return the code for some types, None if it is not there or damaged."""
+        try:
+            return super().load(key)
+        except Exception as error:  # of pickle: any, if the file is cut or overwritten
+            logger.warning("%s is compiled again, as what was kept is damaged: %s", self._any_version, error)
+            return None
+
+    def _load_index(self) -> dict[object, str]:
+        try:
+            return super()._load_index()
+        except Exception:  # as above
+            return {}
+
+
 class Entry:
     """A compiled function, as Python calls it; where nothing can be kept on disk it is compiled at every start.
 
@@ -93,8 +138,8 @@ class Entry:
         update_wrapper(self, function)
         try:
             self.compiled = _njit(cache=True)(function)
-            kept = self.compiled._cache._cache_file  # numba has no public name for what its cache compares with
-            kept._source_stamp = (kept._source_stamp, _digest(Path(__file__).parent))
+            kept = self.compiled._cache  # numba has no public name for where it keeps what it compiled
+            kept._cache_file = _KeptFiles(kept._cache_file, _digest(Path(__file__).parent))
         except RuntimeError as error:  # numba: no directory to cache in
             logger.warning("compiling %s at every start: %s; set NUMBA_CACHE_DIR", function.__name__, error)
             self.compiled = _njit(function)

@@ -1,16 +1,18 @@
 """Which cached page goes first. Compiled; a page's value is what it saves per byte, and counts from when it was cached.
 
-A page gets the priority `age + worth * (1 + hits) / page_bytes` when its last reference goes, and the least priority is
-evicted first; the age of a stage class is the priority that eviction has reached. So a page that nobody asks for
-again sinks, however much it is worth, and of two pages as old the one goes that saves fewer tokens per byte. This is
-GreedyDual-Size (Cao and Irani, 1997) with the frequency of Cherkasova (1998); the cost is the tokens that would have to
-be computed again, which for a recurrent state are all those before it, as in Marconi (Pan et al., 2024, which weighs
-age against saved work by a factor found by trials; here they are one scale, and nothing needs to be tuned). Pages of
-different sizes compare by the byte, so that groups keep their balance without shares of their own.
+A page gets the priority `age + worth * (1 + hits) / page_bytes` when its last reference goes (what it is worth is in
+`reuse.py`), and the least priority is evicted first; the age of a stage class is the priority that eviction has
+reached. So a page that nobody asks for again sinks, however much it is worth, and of two pages as old the one goes that
+saves fewer tokens per byte. This is GreedyDual-Size (Cao and Irani, 1997) with the frequency of Cherkasova (1998); the
+cost is the tokens that would have to be computed again, which for a recurrent state are all those before it, as in
+Marconi (Pan et al., 2024, which weighs age against saved work by a factor found by trials; here they are one scale, and
+nothing needs to be tuned). Pages of different sizes compare by the byte, so that groups keep their balance without
+shares of their own.
 
-Worth times hits is rounded to its binary digits: then each group needs only one ring per digit, a page goes to the end
-of a ring, the oldest of a ring has its least priority, and the cheapest page of a group is at the front of one of its
-rings: nothing is sorted. Ring 0 holds what is worth nothing; it goes before everything else.
+Worth times hits per byte is rounded to its binary digits, on one scale for all groups: else pages that are of use only
+together would round to different values, and the cheaper ones go alone. Then each group needs only one ring per digit,
+a page goes to the end of a ring, the oldest of a ring has its least priority, and the cheapest page of a group is at
+the front of one of its rings: nothing is sorted. Ring 0 holds what is worth nothing; it goes before everything else.
 
 A slab without a referenced page can be evicted whole. Its price is what its pages are worth by the byte: its free
 pages and those worth nothing count in it as gone. A slab with referenced pages can be had too, see `slab_moves.py`.
@@ -34,6 +36,8 @@ from girih.kv.pool_state import (
     PREV,
     RING,
     RINGS,
+    SCALE,
+    SCALE_BITS,
     STAGE_CLASS,
     TOUCHED,
     WARM,
@@ -52,9 +56,11 @@ IDLE_SLABS_SEEN = 8
 
 
 @inner
-def ring_of(worth: Int, hits: Int) -> Int:
-    """Return the ring for a page: the binary digits of its value in tokens."""
+def ring_of(pool: PoolState, group: Int, worth: Int, hits: Int) -> Int:
+    """Return the ring for a page: the binary digits of what as many bytes as the largest page has are worth."""
     value, ring = worth * (1 + hits), np.int64(0)
+    if value > 0:
+        value = max(1, (value * pool.groups[group, SCALE] + (1 << (SCALE_BITS - 1))) >> SCALE_BITS)
     while value > 0 and ring < NUM_RINGS - 1:
         value >>= 1
         ring += 1
@@ -66,13 +72,13 @@ def priority_of(pool: PoolState, group: Int, ring: Int) -> float | np.floating:
     """Return the priority of a page that goes to the end of a ring now."""
     if ring == 0:
         return 0.0
-    return pool.ages[pool.groups[group, STAGE_CLASS]] + pool.ring_values[group, ring]
+    return pool.ages[pool.groups[group, STAGE_CLASS]] + pool.ring_values[ring]
 
 
 @inner
 def cache(pool: PoolState, group: Int, slab: Int, page: Int, worth: Int) -> None:
     """Put a page that lost its last reference at the end of its ring; the caller refiles the slab."""
-    ring = ring_of(worth, pool.pages[page, HITS])
+    ring = ring_of(pool, group, worth, pool.pages[page, HITS])
     priority = priority_of(pool, group, ring)
     pool.pages[page, RING] = ring
     pool.priorities[page] = priority

@@ -169,33 +169,6 @@ def _take_over_tags(state: ManagerState, group: Int, source: Int, page: Int) -> 
 
 
 @inner
-def attention_worth(state: ManagerState, group: Int, row: Int, column: Int) -> Int:
-    """Say how many tokens one page of a row saves if it stays cached: its block, or its share of a window's prefix.
-
-    A window's page is worth keeping if a later prompt is likely to start behind it: behind the row's own prompt, or
-    where the prompt left what the cache knew when it came, as prompts branch off there. Elsewhere it goes first.
-    """
-    block_size, worth = state.groups[group, s.BLOCK_SIZE], state.groups[group, s.WORTH]
-    if state.groups[group, s.FIRST_TOKEN] < 0:
-        return worth
-    unit = state.consts[s.UNIT]
-    prompt = state.rows[row, s.PROMPT]
-    # a repeated prompt computes its last token again, a continued one starts behind it; live pages are for the next
-    for which in range(3):
-        if which == 0:
-            start, end = (prompt - 1) // unit * unit, prompt
-        elif which == 1:
-            start = end = state.rows[row, s.BRANCH] * unit
-        else:
-            start = end = state.rows[row, s.COMPUTED]
-        if start > 0:
-            first = s.first_read(state, group, start) // block_size
-            if first <= column and column * block_size < end:
-                return max(worth, start // state.groups[group, s.WINDOW_PAGES])
-    return 0
-
-
-@inner
 def first_page(state: ManagerState, group: Int) -> Int:
     """Return the number of a group's page 0."""
     return state.pool.groups[group, FIRST_PAGE]

@@ -189,3 +189,9 @@ def need_bytes(config: KVCacheConfig, num_tokens: int) -> int:
     """Return the memory, null page included, with which this layout would serve a lone request of `num_tokens`."""
     pages = peak_pages(config.groups, num_tokens, config.num_lookahead_tokens)
     return slabs_needed(pages, config.groups) * config.slab_bytes + config.null_page_bytes
+
+
+def last_page_id(config: KVCacheConfig, num_tokens: int) -> int:
+    """Return the greatest page id, a null page's, if this layout served a lone request of `num_tokens` and no more."""
+    pages = peak_pages(config.groups, num_tokens, config.num_lookahead_tokens)
+    return slabs_needed(pages, config.groups) * max((group.pages_per_slab for group in config.groups), default=0)

@@ -155,7 +155,8 @@ class KVCacheManager:
 
         What must fit is its peak on the way to one token more than it knows, with its shared pages counted once. For
         a pool without referenced pages this is `capacity.slabs_needed`, the formula of start-up: there, everything up
-        to `max_model_len` is admitted. A prefix is left unused where only without it there is room.
+        to `max_model_len` is admitted; nothing longer ever is. A prefix is left unused where only without it there is
+        room.
 
         Args:
             token_ids: int32 [num_tokens]; all known tokens, of the prompt and sampled before a preemption.

@@ -35,6 +35,7 @@ def get_kv_cache_configs(
     max_num_seqs: int = 256,
     block_size: int | None = None,
     num_lookahead_tokens: int = 0,
+    memory_option: str = "--kv-cache-memory or --memory-utilization",
 ) -> list[KVCacheConfig]:
     """Plan the KV cache of every worker.
 
@@ -50,6 +51,7 @@ def get_kv_cache_configs(
         block_size: tokens per block; None takes in each group the smallest multiple of 16 that every attention
             backend of its layers takes.
         num_lookahead_tokens: draft tokens that a step may write beyond the confirmed ones.
+        memory_option: what the user would change for more memory; for messages.
 
     Returns:
         One plan per worker with the worker's own layers. Those of one stage class have equal groups, slab counts and
@@ -65,7 +67,7 @@ def get_kv_cache_configs(
     if len(specs) != len(available_memory) or not specs:
         raise PlanError(f"got cache specs of {len(specs)} workers and memory of {len(available_memory)}")
     limit = _length_limit(max_model_len, model_limit)
-    options = StageOptions(block_size, cdiv(max_num_batched_tokens, max_num_seqs), num_lookahead_tokens)
+    options = StageOptions(block_size, cdiv(max_num_batched_tokens, max_num_seqs), num_lookahead_tokens, memory_option)
     planners = [StagePlanner(stage, options) for stage in find_stages(specs, available_memory)]
     longest = min(planner.longest(limit) for planner in planners)
     if longest < (1 if max_model_len == "auto" else limit):
@@ -135,7 +137,7 @@ def _warn_of_poor_layout(classes: Sequence[StageClass]) -> None:
         return
     if layout.num_slabs < MANY_SLABS * len(layout.groups):
         why = "each leaves part of its last one unused"
-        remedy = "more memory helps (--kv-cache-memory, --memory-utilization)"
+        remedy = f"more memory helps ({worst.planner.options.memory_option})"
     else:
         why, remedy = "pages of such sizes leave gaps in them", "larger blocks help (--block-size)"
     logger.warning(
@@ -160,7 +162,7 @@ def _warn_of_spare_memory(
     if tightest.planner.stage.least_worker != worst and spare_share(worst) > MAX_SPARE:
         logger.warning(
             "worker %d uses %s of its %s for the KV cache, because worker %d has room for %d slabs only and every "
-            "request needs both; give them equal memory, or layers in proportion to it",
+            "request needs both; the rest is of use if that one gets more memory, or fewer layers",
             worst, format_bytes(configs[worst].total_bytes), format_bytes(available_memory[worst]),
             tightest.planner.stage.least_worker, configs[worst].num_slabs,
         )  # fmt: skip

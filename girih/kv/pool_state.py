@@ -24,7 +24,7 @@ from girih.kv.compiled import inner
 Int = int | np.integer
 
 # columns of PoolState.pages; the last rows are the heads of the rings of cached pages
-REFS, COLUMN, PREV, NEXT, HITS, RING = 0, 1, 2, 3, 4, 5
+REFS, COLUMN, PREV, NEXT, HITS, RING, MARK = 0, 1, 2, 3, 4, 5, 6
 # columns that slabs and groups have in common: pages that are referenced, cached, cached and worth something
 REFERENCED, CACHED, WARM = 1, 2, 3
 # columns of PoolState.slabs; the last rows are heads: free and idle slabs of each class, then every bucket
@@ -35,6 +35,7 @@ OPEN, EMPTYING, RETIRED = 0, 1, 2
 PAGES_PER_SLAB, SLABS, BUSY_SLABS, NEEDED_SLABS, ROOM, FULLEST = 0, 4, 5, 6, 7, 8
 FIRST_PAGE, FIRST_SLAB, BUCKETS, BUCKET_SCALE, RINGS, STAGE_CLASS, PAGE_BYTES = 9, 10, 11, 12, 13, 14, 15
 LEAVING = 16  # of the SLABS, those that are retired and not empty yet
+SCALE = 17  # bytes of the largest page of the pool / PAGE_BYTES, times 1 << SCALE_BITS
 # columns of PoolState.classes; NEEDED_SLABS (the sum over its groups) and FIRST_SLAB as above
 NUM_SLABS, FREE_SLABS, FREE_HEAD, IDLE_HEAD, FIRST_GROUP, END_GROUP = 0, 1, 2, 3, 4, 5
 # elements of PoolState.counts: records in `evicted` and `moves`, and the rules for moves
@@ -46,6 +47,8 @@ NUM_RINGS = 24
 MAX_BUCKETS = 64
 """Levels of fill by which the slabs of a group are filed, beside 0; exact up to so many pages per slab."""
 
+SCALE_BITS = 8
+
 _SCALE_BITS = 32
 
 
@@ -53,14 +56,15 @@ class PoolState(NamedTuple):
     """The arrays of one pool, as the compiled functions take them; the columns are named above.
 
     Args:
-        pages: int32 [pages + 1 + NUM_RINGS * groups, 6]; references, block table column, links, hits, ring.
+        pages: int32 [pages + 1 + NUM_RINGS * groups, 7]; references, block table column, links, hits, ring, and a mark
+            of the caller's, 0 when a page is taken.
         tags: int32 [pages + 1, tags_per_page]; filled from column 0, 0 is none. A tagged page stays cached when its
             last reference goes.
         priorities: float64 [pages + 1]; of cached pages: the least goes first.
         slabs: int32 [slabs + 1 + heads, 13]; owner (-1: none), page counts, free pages, links.
         slab_priorities: float64 [slabs + 1]; the sum over a slab's warm pages.
-        groups: int64 [groups, 17].
-        ring_values: float64 [groups, NUM_RINGS]; what a page of each ring is worth, per byte.
+        groups: int64 [groups, 18].
+        ring_values: float64 [NUM_RINGS]; what a page of each ring is worth, per byte.
         ring_priorities: float64 [groups, NUM_RINGS]; of the oldest page of each ring, inf if there is none.
         ring_counts: int64 [groups, NUM_RINGS]; pages in each ring.
         classes: int64 [stage classes, 11].
@@ -107,13 +111,13 @@ def make_pool_state(
     levels = np.minimum(per_slab, MAX_BUCKETS)
     slab_heads = num_slabs + 1
     state = PoolState(
-        pages=np.zeros((num_pages + NUM_RINGS * num_groups, 6), dtype=np.int32),
+        pages=np.zeros((num_pages + NUM_RINGS * num_groups, 7), dtype=np.int32),
         tags=np.zeros((num_pages, tags_per_page), dtype=np.int32),
         priorities=np.zeros(num_pages),
         slabs=np.zeros((slab_heads + 2 * num_classes + int((levels + 1).sum()), 13), dtype=np.int32),
         slab_priorities=np.zeros(num_slabs + 1),
-        groups=np.zeros((num_groups, 17), dtype=np.int64),
-        ring_values=np.zeros((num_groups, NUM_RINGS)),
+        groups=np.zeros((num_groups, 18), dtype=np.int64),
+        ring_values=1.5 * 2.0 ** np.arange(-1, NUM_RINGS - 1) / max(page_bytes, default=1),
         ring_priorities=np.full((num_groups, NUM_RINGS), np.inf),
         ring_counts=np.zeros((num_groups, NUM_RINGS), dtype=np.int64),
         classes=np.zeros((num_classes, 11), dtype=np.int64),
@@ -134,9 +138,9 @@ def make_pool_state(
     groups[:, BUCKETS] = slab_heads + 2 * num_classes + np.cumsum(levels + 1) - (levels + 1)
     groups[:, BUCKET_SCALE] = (levels << _SCALE_BITS) // np.maximum(per_slab, 1)
     groups[:, RINGS] = num_pages + NUM_RINGS * np.arange(num_groups)
-    ring_middles = 1.5 * 2.0 ** np.arange(-1, NUM_RINGS - 1)
-    state.ring_values[:] = ring_middles / np.array(page_bytes, dtype=np.float64).reshape(-1, 1)
-    state.ring_values[:, 0] = 0
+    state.ring_values[0] = 0
+    bytes_of = groups[:, PAGE_BYTES]
+    groups[:, SCALE] = ((bytes_of.max(initial=1) << SCALE_BITS) + bytes_of // 2) // bytes_of
     heads = np.arange(num_pages, len(state.pages))
     state.pages[heads, PREV] = state.pages[heads, NEXT] = heads
     heads = np.arange(slab_heads, len(state.slabs))

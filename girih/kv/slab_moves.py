@@ -10,8 +10,8 @@ slabs are full of referenced pages, and some other group has a slab more than it
 A slab is emptied also where cached pages could still be evicted instead, if that saves what is worth more: a group
 whose requests fill all its slabs would else keep cached pages that are worth little, while others evict good ones.
 
-A move takes everything along that the pool knows of a page: references, tags, table column, hits, place in its ring.
-It is noted in `pool.moves` for the workers, to be done one after the other, and for whoever keeps page numbers.
+A move takes everything along that the pool knows of a page: references, tags, table column, hits, mark, its place in a
+ring. It is noted in `pool.moves` for the workers, to be done one after the other, and for whoever keeps page numbers.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from girih.kv.pool_state import (
     FREE_SLABS,
     HITS,
     LEAVING,
+    MARK,
     MAX_SPARE_MOVES,
     MOVE_BUDGET_BYTES,
     MOVED_BYTES,
@@ -75,6 +76,7 @@ def _move(pool: PoolState, group: Int, page: Int, source: Int, target: Int) -> N
     pages[place, COLUMN] = pages[page, COLUMN]
     pages[place, HITS] = pages[page, HITS]
     pages[place, RING] = pages[page, RING]
+    pages[place, MARK] = pages[page, MARK]
     pool.priorities[place] = pool.priorities[page]
     for tag in range(pool.tags.shape[1]):
         pool.tags[place, tag], pool.tags[page, tag] = pool.tags[page, tag], 0
@@ -153,7 +155,7 @@ def _loss(pool: PoolState, group: Int) -> float | np.floating:
     while more > pool.ring_counts[group, ring]:
         more -= pool.ring_counts[group, ring]
         ring += 1
-    return pool.ages[record[STAGE_CLASS]] + pool.ring_values[group, ring]
+    return pool.ages[record[STAGE_CLASS]] + pool.ring_values[ring]
 
 
 @inner

@@ -4,11 +4,13 @@
     take_page         a page with one reference; evicts and moves as needed
     take_spare_page   the same for what is only worth keeping while there is room: moves nothing, may be refused
     pin_page          one reference more; a cached page is cached no longer
+    count_hit         a page that is asked for again and again is worth more
     release_page      one less; the last one leaves it cached if it is tagged, else free
 
 After a call that takes pages, `pool.evicted` names the pages that are not cached any more, and `pool.moves` those that
 have another number: one call of `take_page` moves pages of one group only, each once, and no page to where another
-one was. Both must be drained before pages are tagged or released again.
+one was. A cached page may be evicted where it moved to, for a better one that takes its place: moves are made in order.
+Both must be drained before pages are tagged or released again.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from girih.kv.pool_state import (
     FIRST_GROUP,
     FREE_SLABS,
     HITS,
+    MARK,
     MAX_MOVES,
     MOVES,
     NEEDED_SLABS,
@@ -46,7 +49,9 @@ from girih.kv.pool_state import (
 )
 from girih.kv.slab_moves import slab_with_room
 
-__all__ = ["PoolState", "evict", "evict_all", "fits", "pin_page", "release_page", "take_page", "take_spare_page"]
+__all__ = [
+    "PoolState", "count_hit", "evict", "evict_all", "fits", "pin_page", "release_page", "take_page", "take_spare_page",
+]  # fmt: skip
 
 MAX_HITS = 7
 """A page that was asked for more often is worth no more."""
@@ -112,7 +117,7 @@ def take_spare_page(pool: PoolState, group: Int, column: Int, worth: Int) -> Int
     slab = fullest_slab(pool, group)
     if slab == 0 and pool.classes[stage_class, FREE_SLABS] == 0:
         price, victim = cheapest_victim(pool, group)
-        if price >= priority_of(pool, group, ring_of(worth, 0)):
+        if price >= priority_of(pool, group, ring_of(pool, group, worth, 0)):
             return np.int64(0)
         evict_victim(pool, group, price, victim)
         slab = fullest_slab(pool, group)
@@ -132,7 +137,12 @@ def pin_page(pool: PoolState, group: Int, page: Int) -> None:
         count_reference(pool, group, slab, 1)
         refile(pool, group, slab)
     pages[page, REFS] += 1
-    pages[page, HITS] = min(pages[page, HITS] + 1, MAX_HITS)
+
+
+@inner
+def count_hit(pool: PoolState, page: Int) -> None:
+    """Note that a referenced page was asked for once more; it counts when the page is cached."""
+    pool.pages[page, HITS] = min(pool.pages[page, HITS] + 1, MAX_HITS)
 
 
 @inner
@@ -174,6 +184,7 @@ def _take_from(pool: PoolState, group: Int, slab: Int, column: Int) -> Int:
     pool.pages[page, REFS] = 1
     pool.pages[page, COLUMN] = column
     pool.pages[page, HITS] = 0
+    pool.pages[page, MARK] = 0
     count_reference(pool, group, slab, 1)
     refile(pool, group, slab)
     return page

@@ -14,7 +14,7 @@ from girih.errors import CapacityError
 from girih.kv.capacity import largest, peak_pages, slabs_needed
 from girih.kv.config import KVCacheConfig
 from girih.kv.grouping import DEFAULT_BLOCK_TOKENS, LayerGroup, group_layers
-from girih.kv.layout import Load, need_bytes, score, slab_layout, slab_layouts
+from girih.kv.layout import MAX_PAGE_ID, Load, last_page_id, need_bytes, score, slab_layout, slab_layouts
 from girih.kv.pages import PageLayout, page_layout
 from girih.kv.retention import NO_LIMIT, Retention
 from girih.kv.stages import Stage
@@ -33,11 +33,13 @@ class StageOptions:
         block_size: tokens per block that the user asked for, if any.
         step_tokens: tokens that one request computes per step on average when the batch is full.
         num_lookahead_tokens: draft tokens beyond the confirmed ones.
+        memory_option: what the user would change for more memory; for messages.
     """
 
     block_size: int | None
     step_tokens: int
     num_lookahead_tokens: int
+    memory_option: str
 
 
 @dataclass(frozen=True)
@@ -162,30 +164,34 @@ class StagePlanner:
     def refusal(self, max_model_len: int, fitting_tokens: int, who: str) -> CapacityError:
         """Make the error for a length that does not fit: need, have, what fits, the options to change.
 
+        Where no memory would do, as block tables could not number the pages, it says that.
+
         Args:
             max_model_len: the length in tokens.
             fitting_tokens: the longest request that fits, on all stages; 0 if none does.
             who: e.g. "worker 3 has".
         """
-        memory_bytes = self.stage.memory_bytes
+        memory_bytes, what = self.stage.memory_bytes, f"the KV cache of one request of {max_model_len} tokens needs"
         layouts = [layout for grouping in self._ways_to_group(max_model_len) for layout in grouping.layouts]
-        need = min(need_bytes(layout, max_model_len) for layout in layouts)
-        have = format_bytes(max(0, memory_bytes))
-        if memory_bytes < 0:
-            have += f" (everything else overdraws the budget by {format_bytes(-memory_bytes)})"
+        last_id = min(last_page_id(layout, max_model_len) for layout in layouts)
+        possible = [layout for layout in layouts if last_page_id(layout, max_model_len) <= MAX_PAGE_ID]
+        need = min(need_bytes(layout, max_model_len) for layout in possible or layouts)
         what_fits = (
             f"the longest request that fits has {fitting_tokens} tokens: lower --max-model-len to that or set it to "
             f"auto, or "
             if fitting_tokens
             else "not even one block fits: "
         )
-        return CapacityError(
-            f"the KV cache of one request of {max_model_len} tokens needs {format_bytes(need)}, {who} {have}; "
-            f"{what_fits}raise --kv-cache-memory or --memory-utilization",
-            need_bytes=need,
-            have_bytes=memory_bytes,
-            fitting_tokens=fitting_tokens or None,
-        )
+        if possible:
+            have = format_bytes(max(0, memory_bytes))
+            if memory_bytes < 0:
+                have += f" (everything else overdraws the budget by {format_bytes(-memory_bytes)})"
+            message = f"{what} {format_bytes(need)}, {who} {have}; {what_fits}raise "
+            message += self.options.memory_option
+        else:  # whatever memory there is
+            message = f"{what} a pool with {last_id} pages of one group, block tables number {MAX_PAGE_ID}; {what_fits}"
+            message += "lower --num-speculative-tokens" if self.options.num_lookahead_tokens else "raise --block-size"
+        return CapacityError(message, need_bytes=need, have_bytes=memory_bytes, fitting_tokens=fitting_tokens or None)
 
     def _scored(self, layouts: Iterable[KVCacheConfig], max_model_len: int) -> list[Choice]:
         load = Load.up_to(max_model_len, self.options.step_tokens)

@@ -35,12 +35,14 @@ MAX_CUTS = 4
 BLOCK_SIZE, WIDTH, COLUMNS, TABLE, IS_STATE, GROWS, TRIM, FIRST_TOKEN, WINDOW_PAGES, WORTH = range(10)
 # columns of ManagerState.rows
 COMPUTED, KNOWN, HASHED, PUBLISHED, PROMPT, BRANCH, GROW_AT, RELEASE_AT, CHECKPOINT, HELD, DIRTY, LISTED = range(12)
+ORIGIN = 12  # see `reuse.py`
 # columns of ManagerState.spans
 FIRST, LAST, SENT_FIRST, SENT_LAST = 0, 1, 2, 3
 # elements of ManagerState.consts
 UNIT, LOOKAHEAD, CACHING, CHECKPOINT_TOKENS, LONGEST, NUM_DIRTY, NUM_COPIES, NUM_FIXED, HAS_STATES, MID_UNITS = range(
     10
 )
+REQUESTS = 10  # and behind it how many of them went on where another one ended, and where another's prompt ended
 # elements of ManagerState.stats
 LOOKED_UP, HIT, LOST_TO_STATE, LOST_TO_WINDOW, PAGES_EVICTED, PAGES_MOVED, CHECKPOINTS, CHECKPOINTS_DENIED = range(8)
 
@@ -81,7 +83,7 @@ class ManagerState(NamedTuple):
         prefix_index: what can be found.
         prompt: what was looked for last.
         groups: int64 [num_groups, 10]; facts of each group.
-        rows: int64 [max_num_seqs, 12].
+        rows: int64 [max_num_seqs, 13].
         spans: int64 [num_groups, max_num_seqs, 4].
         table: int32 [all cells]; page numbers.
         holders: int32 [pages + 1]; a row that took or pinned the page, to find its cell quickly when it moves.
@@ -94,7 +96,7 @@ class ManagerState(NamedTuple):
         dirty: int32 [max_num_seqs]; rows with something to tell the workers.
         need: int64 [num_groups]; pages, while they are counted.
         secret: uint64 [2]; of the hash.
-        consts: int64 [10].
+        consts: int64 [13].
         stats: int64 [8].
     """
 
@@ -144,7 +146,8 @@ def make_state(
     facts, first_tokens = _group_facts(groups, longest, lookahead, max_num_seqs)
     cells = int((facts[:, COLUMNS] * max_num_seqs).sum())
     per_page = pool.tags.shape[1]
-    consts = np.zeros(10, dtype=np.int64)
+    consts = np.zeros(13, dtype=np.int64)
+    consts[REQUESTS:] = 1
     consts[[UNIT, LOOKAHEAD, CACHING, CHECKPOINT_TOKENS]] = unit, lookahead, caching, checkpoint_tokens
     consts[LONGEST] = longest
     consts[HAS_STATES] = facts[:, IS_STATE].any()
@@ -154,7 +157,7 @@ def make_state(
         prefix_index=make_index(len(pool.evicted) * per_page if caching else 1, len(groups)),
         prompt=_make_prompt(longest, unit, len(groups)),
         groups=facts,
-        rows=np.zeros((max_num_seqs, 12), dtype=np.int64),
+        rows=np.zeros((max_num_seqs, 13), dtype=np.int64),
         spans=np.zeros((len(groups), max_num_seqs, 4), dtype=np.int64),
         table=np.zeros(cells, dtype=np.int32),
         holders=np.zeros(len(pool.tags), dtype=np.int32),

@@ -13,8 +13,9 @@ from girih.kv import state as s
 from girih.kv.checkpoints import drop_cuts, has_cuts, publish_cuts, publish_end
 from girih.kv.compiled import entry, inner
 from girih.kv.hashing import hash_unit
-from girih.kv.holdings import attention_worth, publish_page, release_cell, settle, take_into
-from girih.kv.slab_pool import fits
+from girih.kv.holdings import publish_page, release_cell, settle, take_into
+from girih.kv.reuse import END, attention_worth, expected_worth, mark_places
+from girih.kv.slab_pool import count_hit, fits
 from girih.kv.state import ManagerState, cell, end_column, first_column
 
 Int = int | np.integer
@@ -229,11 +230,13 @@ def _release_left_behind(state: ManagerState, row: Int) -> None:
 
 @inner
 def _release_source(state: ManagerState, group: Int, row: Int) -> None:
-    # a checkpoint that was reused is worth the prefix that it saved
-    worth = state.groups[group, s.BLOCK_SIZE]
+    # a checkpoint that was reused is worth the prefix that it saved, but an end little: the row has one of its own
+    worth, column = state.groups[group, s.BLOCK_SIZE], state.groups[group, s.WIDTH]
     if state.groups[group, s.IS_STATE]:
-        worth = state.rows[row, s.CHECKPOINT]
-    release_cell(state, group, row, state.groups[group, s.WIDTH], worth)
+        worth = max(1, state.rows[row, s.CHECKPOINT])
+        if worth > 1:
+            count_hit(state.pool, np.int64(state.table[cell(state, group, row, column)]))
+    release_cell(state, group, row, column, worth)
 
 
 @inner
@@ -275,6 +278,7 @@ def free_row(state: ManagerState, row: Int) -> None:
         if state.consts[s.MID_UNITS]:
             _publish_mid_units(state, row)
         publish_end(state, row)
+        mark_places(state, row)
     drop_cuts(state, row)
     _drop_copies(state, row)
     computed = state.rows[row, s.COMPUTED]
@@ -282,7 +286,7 @@ def free_row(state: ManagerState, row: Int) -> None:
         _release_source(state, group, row)
         span = state.spans[group, row]
         for column in range(span[s.LAST] - 1, span[s.FIRST] - 1, -1):
-            worth = computed - state.rows[row, s.CHECKPOINT]
+            worth = expected_worth(state, row, END, computed - state.rows[row, s.CHECKPOINT])
             if not state.groups[group, s.IS_STATE]:
                 worth = attention_worth(state, group, row, column)
             release_cell(state, group, row, column, worth)

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 from girih.attention import AttentionBackend
+from girih.errors import ConfigError
+from girih.kv.retention import NO_LIMIT
 from girih.kv.spec import KVCacheSpec
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 
@@ -23,6 +25,9 @@ class Attention(nn.Module):
         sliding_window: tokens that a query sees, itself included; None sees all before it.
         backend: the attention backend.
         builder: takes the registration.
+
+    Raises:
+        ConfigError: the spec does not keep what the layer reads.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class Attention(nn.Module):
         builder: ForwardContextBuilder,
     ):
         super().__init__()
+        _check_window(name, spec, sliding_window)
         self.name = name
         self.spec = spec
         self.scale = scale
@@ -75,3 +81,16 @@ class Attention(nn.Module):
             lambda: self.backend.prepare(metadata, cache, self.sliding_window),
         )
         return self.backend.attend(query, cache, work, self.scale).flatten(1)
+
+
+def _check_window(name: str, spec: KVCacheSpec, sliding_window: int | None) -> None:
+    # a late token reads the last `sliding_window` tokens, or all
+    position = 1 << 30 if sliding_window is None else 2 * sliding_window
+    reads_from = 0 if sliding_window is None else position + 1 - sliding_window
+    kept_from = int(spec.retention_key(NO_LIMIT).live_range(position, 1, block_size=1)[0])
+    if kept_from > reads_from:
+        what = "all tokens" if sliding_window is None else f"the last {sliding_window} tokens"
+        raise ConfigError(
+            f"{name} reads {what}, but its cache keeps the last {position + 1 - kept_from} only ({spec}); give its "
+            f"spec in girih/arch and its attention in girih/models the same window"
+        )

@@ -18,6 +18,7 @@ from girih.kv.config import KVCacheConfig, KVCacheGroupSpec
 from girih.units import cdiv, format_bytes
 
 MAX_RANGES = 6  # of layer numbers in a caption
+DRAFT = "draft "  # before the number of a draft model's layer
 MAX_GROUPS = 6  # groups that get rows of their own; the rest is said in words
 
 
@@ -106,9 +107,10 @@ def groups_left_out(config: KVCacheConfig) -> str:
 
 
 def layer_labels(names: Sequence[str]) -> list[str]:
-    """Shorten layer names to the first number in each, where that keeps them apart."""
+    """Shorten layer names to the first number in each, where that keeps them apart; "draft 3" of a draft model."""
     numbers = ["".join(re.findall(r"\d+", name)[:1]) for name in names]
-    return numbers if all(numbers) and len(set(numbers)) == len(names) else list(names)
+    labels = [DRAFT * name.startswith("draft.") + number for name, number in zip(names, numbers, strict=True)]
+    return labels if all(numbers) and len(set(labels)) == len(names) else list(names)
 
 
 def _pool_row(config: KVCacheConfig) -> Row:
@@ -180,17 +182,21 @@ def _page_in_words(group: KVCacheGroupSpec) -> str:
 
 
 def _layers_in_words(labels: Sequence[str]) -> str:
-    """Say e.g. "layers 0-4, 6-10, 12" where the labels are numbers and make few ranges, else how many there are."""
+    """Say e.g. "12 layers: 0-4, 6-10, 12" where the labels are numbers and make few ranges, else how many there are."""
     count = _count(len(labels), "layer")
-    if not all(label.isdecimal() for label in labels):
-        return count
-    numbers = sorted(int(label) for label in labels)
-    starts = [number for number in numbers if number - 1 not in set(numbers)]
-    ends = [number for number in numbers if number + 1 not in set(numbers)]
-    if len(starts) > MAX_RANGES:
-        return count
-    ranges = (str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True))
-    return f"{count}: {', '.join(ranges)}"
+    ranges: list[str] = []
+    for before in ("", DRAFT):
+        mine = [label.removeprefix(before) for label in labels if label.startswith(DRAFT) == bool(before)]
+        if not all(label.isdecimal() for label in mine):
+            return count
+        ranges += [before + text for text in _ranges({int(label) for label in mine})]
+    return count if len(ranges) > MAX_RANGES else f"{count}: {', '.join(ranges)}"
+
+
+def _ranges(numbers: set[int]) -> list[str]:
+    starts = sorted(number for number in numbers if number - 1 not in numbers)
+    ends = sorted(number for number in numbers if number + 1 not in numbers)
+    return [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
 
 
 def _in_words(stages: Sequence[int]) -> str:

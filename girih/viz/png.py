@@ -29,7 +29,7 @@ def draw(plans: Sequence[KVCacheConfig], title: str) -> bytes:
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
-        raise ConfigError("PNG needs Pillow: pip install 'girih[png]'; or give the file a name in .svg") from error
+        raise ConfigError("PNG needs Pillow: pip install pillow; or give the file a name in .svg") from error
     figure = make_figure(plans, title)
     image = Image.new("RGB", (WIDTH * SCALE, figure.height * SCALE), PAPER)
     canvas = ImageDraw.Draw(image)

@@ -60,7 +60,7 @@ def test_a_catalog_name_is_its_directory_in_the_cache_once_pulled(
 @pytest.mark.parametrize("name", ["gpt5", "org/model", "./nothing", "model.gguf"])
 def test_an_unknown_name_lists_what_there_is(name: str) -> None:
     for function in (resolve_model, model_facts):
-        with pytest.raises(ConfigError, match=r"no model .*gemma3-270m, smollm2"):
+        with pytest.raises(ConfigError, match=r"no (model|file or directory) .*gemma3-270m, smollm2"):
             function(name)
 
 

@@ -29,6 +29,13 @@ def test_a_wrong_command_line_is_one_line_on_stderr_and_exit_code_2(arguments, m
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [[], ["plan"], ["generate"], ["chat"], ["pull"]])
+def test_a_bare_command_shows_its_help_and_ends_with_exit_code_2(arguments) -> None:
+    done, asked = girih(*arguments), girih(*arguments, "--help")
+    assert (done.returncode, done.stdout, done.stderr) == (2, asked.stdout, "")
+    assert done.stdout.count("\n") > 5
+
+
 def test_help_lists_every_command_and_what_is_not_there() -> None:
     done = girih("--help")
     assert done.returncode == 0

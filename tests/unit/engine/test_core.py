@@ -9,6 +9,8 @@ from core_driver import LAYERS, SPEC, FakeExecutor, run
 from fake_worker import expected_output
 from scheduler_driver import Result, collect
 
+from girih.config import EngineConfig
+from girih.engine.checks import warn_of_short_requests
 from girih.errors import BindingError, CapacityError, ConfigError, ExecutorError, PlanError, RequestError
 from girih.messages import CacheUpdate, TableUpdate
 from girih.request import SamplingParams
@@ -34,6 +36,20 @@ def test_bring_up_calls_the_workers_in_the_order_of_the_design_and_times_every_p
     assert report.memory[0].available_bytes == 1 << 20
     assert "activations measured as" in caplog.text  # the profile made no sense there
     assert core.max_model_len == core.kv_cache_configs[0].max_model_len == 128
+
+
+@pytest.mark.parametrize(("limit", "warns"), [(128, False), (1 << 20, True)])
+def test_a_length_that_auto_cut_short_is_a_warning_with_the_option(caplog, limit, warns):
+    warn_of_short_requests(128, limit, EngineConfig(model="m", kv_cache_memory_bytes=1))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the KV cache holds requests of up to 128 tokens, prompt and output; the model's limit is {limit}: raise "
+        "--kv-cache-memory"
+    ] * warns
+
+
+def test_a_length_that_was_asked_for_is_no_warning(caplog):
+    warn_of_short_requests(128, 1 << 20, EngineConfig(model="m", max_model_len=128))
+    assert not caplog.records
 
 
 def test_a_given_cache_size_skips_the_measuring_run(make_core):

@@ -35,8 +35,23 @@ def test_keywords_are_the_fields_of_engine_config():
 def test_the_cache_s_size_may_be_written_with_a_unit():
     assert make_config("m", "1GiB", {}).kv_cache_memory_bytes == 1 << 30
     assert make_config("m", 4096, {}).kv_cache_memory_bytes == 4096
+    assert make_config("m", np.int64(4096), {}).kv_cache_memory_bytes == 4096
     with pytest.raises(ConfigError, match="not both"):
         make_config("m", 4096, {"kv_cache_memory_bytes": 4096})
+
+
+@pytest.mark.parametrize("size", [1e9, float("nan"), True, b"1GiB", ["1GiB"], "", "x", "1.2.3GiB", 0, -1, 1 << 70])
+def test_what_is_no_size_is_refused_as_such(llm, size):
+    with pytest.raises(ConfigError, match="size"):
+        make_config("m", size, {})
+    with pytest.raises(ConfigError, match="size"):
+        llm.resize_kv_cache(size)
+
+
+@pytest.mark.parametrize("prompts", [["a", "b"], [[5], [6]], [[5], "b", [6]]])
+def test_a_stream_of_several_prompts_is_refused(llm, prompts):
+    with pytest.raises(RequestError, match=f"one prompt, not {len(prompts)}"):
+        next(llm.stream(prompts, PARAMS))
 
 
 def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant():

@@ -1,8 +1,10 @@
 import importlib
 import logging
 import sys
+from pathlib import Path
 
 import pytest
+from numba.core.caching import IndexDataCacheFile
 
 from girih.kv import compiled
 
@@ -56,3 +58,48 @@ def test_a_function_is_compiled_anew_when_one_that_it_calls_in_another_file_chan
     changed = load(factor=100)
     assert changed(21) == 2100
     assert sum(changed.compiled.stats.cache_hits.values()) == 0
+
+
+def kept_files(function):
+    return sorted(Path(function.compiled._cache.cache_path).glob("twice_*.nb?"))
+
+
+@pytest.mark.parametrize("part", ["_save_index", "_save_data"])
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_version_that_could_not_be_kept_never_leaves_the_code_of_an_older_one(load, monkeypatch, part, is_killed):
+    def _fail(*_):
+        if is_killed:
+            raise KeyboardInterrupt
+        raise OSError(28, "No space left on device")
+
+    assert load(factor=2)(21) == 42
+    with monkeypatch.context() as broken:
+        broken.setattr(IndexDataCacheFile, part, _fail)
+        if is_killed:
+            with pytest.raises(KeyboardInterrupt):
+                load(factor=100)(21)
+        else:
+            assert load(factor=100)(21) == 2100
+    assert load(factor=100)(21) == 2100
+    again = load(factor=100)
+    assert again(21) == 2100
+    assert sum(again.compiled.stats.cache_hits.values()) == 1
+
+
+def test_only_the_newest_version_is_kept(load):
+    counts = [len(kept_files(function)) for factor in (2, 3, 4) if (function := load(factor=factor))(1)]
+    assert counts == [2, 2, 2]  # the index and the code
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("damage", [lambda old: b"", lambda old: old[: len(old) // 2], lambda old: b"\xff" * len(old)])
+def test_a_damaged_file_is_written_anew(load, suffix, damage):
+    function = load(factor=2)
+    assert function(21) == 42
+    for path in kept_files(function):
+        if path.suffix == suffix:
+            path.write_bytes(damage(path.read_bytes()))
+    assert load(factor=2)(21) == 42
+    again = load(factor=2)
+    assert again(21) == 42
+    assert sum(again.compiled.stats.cache_hits.values()) == 1

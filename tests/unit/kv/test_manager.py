@@ -52,6 +52,20 @@ def test_max_new_tokens_is_what_reserve_serves_and_shrinks_by_blocks():
     assert driver.reserve([row], [16]) == 1
 
 
+@pytest.mark.parametrize("caching", [True, False])
+def test_what_is_longer_than_the_longest_request_is_not_admitted(caching):
+    config = make_config(100, [(FULL, 2)], max_model_len=64)
+    driver = KVDriver(config, max_num_seqs=2, enable_prefix_caching=caching)
+    row = driver.add(range(64))
+    for length in (65, 68, 72, 1000):  # by a token, a unit, and far over what a row has place for
+        assert driver.add(range(length)) is None
+    assert driver.add(range(1000), read_cache=False) is None
+    driver.step(chunk=64)
+    driver.free(row)
+    assert driver.add(range(64)) is not None
+    assert driver.num_cached[row] == (60 if caching else 0)
+
+
 def test_max_new_tokens_is_zero_when_no_page_is_left():
     driver = full_driver(2, max_num_seqs=3)
     driver.add([1, 2, 3])

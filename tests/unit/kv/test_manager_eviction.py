@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
-from kv_driver import KVDriver, make_config
+from kv_driver import KVDriver, listed_pages, make_config
 
+from girih.kv.pool_state import HITS
+from girih.kv.reuse import END, NEW, PROMPT_END
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.kv.specs.sliding_window import SlidingWindowRetention
 from girih.kv.specs.state import StateRetention
+from girih.kv.state import ORIGIN
 
 FULL, STATE = FullAttentionRetention(), StateRetention()
 
@@ -85,3 +88,44 @@ def test_groups_share_the_pool_as_their_pages_are_worth_it():
             driver.run(range(100 * number, 100 * number + 17))
     hits = [lookup(driver, range(100 * number, 100 * number + 17)) for number in range(6)]
     assert hits == [16] * 6
+
+
+def hits_of(driver, tokens):
+    """Return how often each full block of a prompt counts as asked for."""
+    pages = listed_pages(driver.manager, tokens)[:, 0]
+    return driver.manager._pool.state.pages[pages, HITS].tolist()
+
+
+@pytest.mark.parametrize("groups", [[(FULL, 1)], [(FULL, 1), (STATE, 1)]])
+@pytest.mark.parametrize("length", [16, 18])
+def test_a_chat_that_goes_on_does_not_make_what_was_said_worth_more(groups, length):
+    driver, said = driver_of(groups, 40), [*range(length)]
+    for turn in range(3):
+        driver.run(said)
+        said += range(100 * turn + 100, 100 * turn + 108)
+    assert set(hits_of(driver, said[:16])) == {0}
+    driver.run([*range(16), 999, 998])
+    assert set(hits_of(driver, said[:16])) == {1}
+
+
+def test_what_a_prompt_has_to_compute_again_up_to_its_branch_counts_as_asked_for():
+    driver = driver_of([(FULL, 1), (STATE, 1)], 40)
+    driver.run(range(30))
+    assert driver.run([*range(16), *range(500, 510)]) == 0
+    assert hits_of(driver, range(20)) == [1, 1, 1, 1, 0]
+
+
+def test_requests_expect_what_happened_to_those_they_go_on_from():
+    driver = driver_of([(FULL, 1), (STATE, 1)], 40)
+
+    def origin(tokens):
+        row = driver.add(tokens)
+        found = int(driver.manager._state.rows[row, ORIGIN])
+        driver.step()
+        driver.free(row)
+        return found
+
+    assert origin(range(18)) == NEW
+    assert origin(range(18)) == PROMPT_END
+    assert origin([*range(18), 7, 8, 9]) == END
+    assert origin([*range(8), 500, 501]) == NEW

@@ -14,6 +14,7 @@ from girih.errors import CapacityError, ConfigError, PlanError
 from girih.kv import FullAttentionSpec, KVCacheConfig, SlidingWindowSpec, get_kv_cache_configs
 from girih.kv.capacity import max_request_tokens, peak_pages, request_fits, slabs_needed
 from girih.kv.report import group_waste
+from girih.kv.specs.state import StateSpec
 from girih.units import GIB, KIB, MIB
 
 LLAMA_LIKE = {f"layer.{i}": FullAttentionSpec(8, 128, "bfloat16") for i in range(28)}  # 112 KiB per token
@@ -143,6 +144,34 @@ def test_a_refusal_says_need_have_what_fits_and_the_options():  # case 12
         plan(LLAMA_LIKE, 4 * GIB, max_model_len=37425)
 
 
+@pytest.mark.parametrize("memory", [KIB, 1 << 61])
+@pytest.mark.parametrize(("length", "lookahead"), [(10**6, 0), (10**11, 0), (10**6, 10**9), (10**6, 10**10)])
+@pytest.mark.parametrize("layers", ["full", "full and window", "full and state", "state"])
+def test_more_memory_is_asked_for_only_where_it_helps(layers, length, lookahead, memory):
+    """Block tables number no more than 2^31 - 2 pages; what needs more of them fits nowhere."""
+    layers = {
+        name: spec
+        for name, spec in {
+            "full": FullAttentionSpec(1, 8, "bfloat16"),
+            "window": SlidingWindowSpec(1, 8, "bfloat16", 1000),
+            "state": StateSpec(((16,),), ("float32",)),
+        }.items()
+        if name in layers
+    }
+    _, error = plan_or_refusal(layers, memory, max_model_len=length, num_lookahead_tokens=lookahead)
+    if error is None:
+        return
+    if "raise --kv-cache-memory" in str(error):
+        assert error.have_bytes < error.need_bytes
+        assert plan(layers, error.need_bytes, max_model_len=length, num_lookahead_tokens=lookahead)
+    else:
+        assert "block tables number 2147483646" in str(error)
+        assert ("--num-speculative-tokens" if lookahead else "raise --block-size") in str(error)
+        assert plan_or_refusal(layers, 1 << 61, max_model_len=length, num_lookahead_tokens=lookahead)[1]
+    if error.fitting_tokens:
+        assert plan(layers, memory, max_model_len=error.fitting_tokens, num_lookahead_tokens=lookahead)
+
+
 def test_sliding_layers_are_billed_for_their_window_only():  # case 14
     layers = mixed(10, 50, window=1024, heads=2, head_size=64, dtype="float16")  # 512 bytes per token and layer
     with pytest.raises(CapacityError) as refusal:
@@ -218,7 +247,7 @@ def test_a_pool_too_small_to_share_well_is_used_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         config = plan(mixed(10, 13), 20 * MIB, max_model_len=800)
     assert len(config.groups) > 1
-    assert "more memory helps (--kv-cache-memory, --memory-utilization)" in caplog.text
+    assert "more memory helps (--kv-cache-memory or --memory-utilization)" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         plan(mixed(3, 15), GIB, max_model_len=4096)

@@ -237,5 +237,5 @@ def test_the_png_paints_the_same_boxes():
 
 def test_a_png_without_pillow_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ConfigError, match=r"pip install 'girih\[png\]'; or give the file a name in .svg"):
+    with pytest.raises(ConfigError, match=r"pip install pillow; or give the file a name in .svg"):
         png.draw([plan()], "x")
