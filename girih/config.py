@@ -29,6 +29,7 @@ class EngineConfig:
         tensor_parallel_size: workers that share each layer; this version runs one.
         pipeline_parallel_size: workers that share the layers; this version runs one.
         seed: where the seeds of requests without one start.
+        async_scheduling: prepare the next step while the workers compute one.
         check_invariants: run the cache manager's `check()` after every step (slow; tests and debugging).
     """
 
@@ -49,6 +50,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     seed: int = 0
+    async_scheduling: bool = True
     check_invariants: bool = False
 
     @property
