@@ -30,6 +30,7 @@ class EngineConfig:
         pipeline_parallel_size: stages, each with its share of the layers, on so many workers.
         pipeline_split: layers of each stage, e.g. 10,8; None deals them out evenly.
         seed: where the seeds of requests without one start.
+        async_scheduling: prepare the next step while the workers compute one.
         check_invariants: run the cache manager's `check()` after every step (slow; tests and debugging).
     """
 
@@ -51,6 +52,7 @@ class EngineConfig:
     pipeline_parallel_size: int = 1
     pipeline_split: tuple[int, ...] | None = None
     seed: int = 0
+    async_scheduling: bool = True
     check_invariants: bool = False
 
     @property

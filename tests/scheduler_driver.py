@@ -1,5 +1,6 @@
 """A scheduler over the real cache manager and the fake worker, with every invariant checked at every step."""
 
+import collections
 import itertools
 from dataclasses import dataclass, field
 
@@ -100,12 +101,28 @@ def plan_stages(*stages, num_pages, model_limit=10_000):
 class Engine:
     """The engine core's loop without a model."""
 
-    def __init__(self, config, *, max_num_seqs=8, max_num_batched_tokens=64, policy=fcfs, prefix_caching=True):
+    def __init__(
+        self,
+        config,
+        *,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        policy=fcfs,
+        prefix_caching=True,
+        max_under_way=1,
+        needs_token=False,
+    ):
         configs = [config] if isinstance(config, KVCacheConfig) else config  # one per stage class
         self.manager = KVCacheManager(configs, max_num_seqs=max_num_seqs, enable_prefix_caching=prefix_caching)
         self.scheduler = Scheduler(
-            self.manager, policy.order, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            self.manager,
+            policy.order,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            needs_token=needs_token,
         )
+        self.max_under_way = max_under_way
+        self.under_way = collections.deque()
         self.worker = FakeWorker(*configs, max_num_seqs=max_num_seqs)
         self.max_num_batched_tokens = max_num_batched_tokens
         self.requests = {}
@@ -127,13 +144,21 @@ class Engine:
         return request
 
     def step(self):
-        step = self.scheduler.schedule()
-        if step is not None:
+        """Hand out steps until as many are under way as may be; the worker does each at once, its result waits."""
+        handed_out = None
+        while len(self.under_way) < self.max_under_way:
+            step = self.scheduler.schedule()
+            self.manager.check()
+            if step is None:
+                break
             assert 0 < step.num_scheduled_tokens.sum() <= self.max_num_batched_tokens
-            self.scheduler.update(step, self.worker.execute_model(step))
+            self.under_way.append((step, self.worker.execute_model(step)))
+            handed_out = step
+        if self.under_way:
+            self.scheduler.update(*self.under_way.popleft())
         self.manager.check()
         collect(self.scheduler.take_updates(), self.results)
-        return step
+        return handed_out
 
     def run(self, max_steps=5000):
         for _ in range(max_steps):

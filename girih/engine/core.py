@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 
@@ -63,7 +64,8 @@ class EngineCore:
         self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self._request_ids = map(str, itertools.count())
         self._num_steps = 0
-        self._in_flight: tuple[StepInput, Future[StepOutput]] | None = None
+        self._max_in_flight = 2 if config.async_scheduling else 1
+        self._in_flight: deque[tuple[StepInput, Future[StepOutput]]] = deque()  # in the order of the workers
         self._dead: str | None = None
         executor = plugins.load("girih.executor", config.executor, what="executor")
         self.executor: Executor = executor.create(self.config)
@@ -120,25 +122,25 @@ class EngineCore:
         Returns:
             Whether it was still there; ending and aborting at the same time is no error.
         """
-        self._collect()  # a step may be under way if the caller of `step` was interrupted
         return self.scheduler.abort(request_id)
 
     def has_unfinished(self) -> bool:
-        """Tell whether any request waits or runs."""
-        return self.scheduler.has_unfinished()
+        """Tell whether any request waits or runs, or `step` has something to say."""
+        return self.scheduler.has_unfinished() or self.scheduler.has_updates()
 
     def step(self) -> list[StepUpdate]:
-        """Move every request on: schedule, execute and sample, update.
+        """Move requests on: hand out steps, so that the workers always have the next one, and take in the oldest.
 
         Returns:
-            What became known: one update, or none, or two if a step before was interrupted.
+            What became known.
         """
         with uninterrupted():
             self._launch()
         self._collect()
         if self.config.check_invariants:
             self.scheduler.manager.check()
-        if not self.has_unfinished():
+        if not self.scheduler.has_unfinished():
+            self._collect_all()  # what was computed for a request that had ended already
             self._release_free_slabs()
         return self.scheduler.take_updates()
 
@@ -167,12 +169,12 @@ class EngineCore:
             ExecutorError: the engine is dead.
         """
         self._check_alive()
-        self._collect()
+        self._collect_all()
         with uninterrupted():
             longest = max(2, self.scheduler.longest_request_tokens() + 1)
             self.scheduler.limit_requests(self._pool_memory.resize(memory_bytes, longest))
             self._hand_out(self.scheduler.make_empty_step())  # pages have moved
-        self._collect()
+        self._collect_all()
         self._release_free_slabs()
         return self._pool_memory.total_bytes
 
@@ -254,12 +256,12 @@ class EngineCore:
     # ---- one step
 
     def _launch(self) -> None:
-        """Hand the next step to the workers, unless one is still under way."""
-        if self._in_flight is not None:
-            return
-        self._check_alive()
-        step = self.scheduler.schedule()
-        if step is not None:
+        """Hand steps to the workers, until as many are under way as they can use."""
+        while len(self._in_flight) < self._max_in_flight:
+            self._check_alive()
+            step = self.scheduler.schedule()
+            if step is None:
+                return
             self._hand_out(step)
 
     def _hand_out(self, step: StepInput) -> None:
@@ -267,39 +269,41 @@ class EngineCore:
             check_block_ids(step, self.kv_cache_configs)
             self._pool_memory.count_moves(step.cache.moves)
             self._num_steps = step.step_id
-            self._in_flight = (step, self.executor.execute_model(step))
+            self._in_flight.append((step, self.executor.execute_model(step)))
         except BaseException as error:  # its requests count on pages that nobody will fill
-            self._in_flight = None
             logger.exception("step %d could not be handed out", step.step_id)
             self._fail_step(str(error) or type(error).__name__)
             if not isinstance(error, Exception):
                 raise
 
     def _collect(self) -> None:
-        """Wait for the step under way, if there is one, and take in its result."""
-        if self._in_flight is None:
+        """Wait for the oldest step under way, if there is one, and take in its result."""
+        if not self._in_flight:
             return
-        step, future = self._in_flight
+        step, future = self._in_flight[0]
         wait([future], CALL_TIMEOUT_S)  # Ctrl-C may end this wait; the step stays under way
         with uninterrupted():
             self._take_in(step, future)
 
+    def _collect_all(self) -> None:
+        while self._in_flight:
+            self._collect()
+
     def _take_in(self, step: StepInput, future: Future[StepOutput]) -> None:
+        self._in_flight.popleft()
         try:
             output = future.result(0)
         except TimeoutError:
-            self._in_flight = None
             self._die(f"a step did not return within {CALL_TIMEOUT_S:g} s")
         except Exception as error:
-            self._in_flight = None
             logger.exception("step %d failed", step.step_id)
             self._fail_step(str(error))
         else:
-            self._in_flight = None
             self.scheduler.update(step, output)
 
     def _fail_step(self, error: str) -> None:
-        """End the requests of a failed step; if its workers cannot go on, end them all."""
+        """End the requests of a failed step and forget the steps behind it; if its workers cannot go on, end all."""
+        self._in_flight.clear()
         try:
             self.executor.check_health()
         except ExecutorError as reason:
@@ -313,7 +317,7 @@ class EngineCore:
 
     def _release_free_slabs(self) -> None:
         """Give free slabs' memory back; if the worker cannot even do that, its next step will say so."""
-        if self._dead is None and self._in_flight is None:
+        if self._dead is None and not self._in_flight:
             try:
                 self._pool_memory.release_free_slabs()
             except GirihError:

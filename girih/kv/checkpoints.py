@@ -170,8 +170,8 @@ def publish_end(state: ManagerState, row: Int) -> None:
     record, unit_tokens = state.rows[row], state.consts[s.UNIT]
     computed = record[s.COMPUTED]
     units, length = computed // unit_tokens, computed % unit_tokens
-    if units == 0 or units > record[s.HASHED] or _has_not_run(state, row):
-        return
+    if units == 0 or units > record[s.HASHED] or computed > record[s.KNOWN] or _has_not_run(state, row):
+        return  # behind a token that nobody knows yet, nobody can go on
     low, high = state.keys[row, units - 1, 0], state.keys[row, units - 1, 1]
     if length > 0:
         listed = _last_listed_unit(state, row, units)

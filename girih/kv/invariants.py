@@ -19,7 +19,8 @@ def check_state(state: ManagerState, pool: PagePool) -> None:
         pool: their pages.
     """
     rows = state.rows
-    assert (rows[:, s.KNOWN] >= rows[:, s.COMPUTED]).all(), "a row computed unknown tokens"
+    # a step under way may compute the token that the one before it samples
+    assert (rows[:, s.KNOWN] + 1 >= rows[:, s.COMPUTED]).all(), "a row computed unknown tokens"
     assert (rows[:, s.PUBLISHED] <= rows[:, s.HASHED]).all(), "a row listed a unit without a key"
     check_pool(pool, [_count_references(state, group) for group in range(len(state.groups))])
     _check_index(state)

@@ -41,13 +41,23 @@ class BatchBuilder:
         manager: the pages.
         max_num_tokens: the step's token budget.
         max_running: sequences that run at once.
+        needs_token: leave out those whose newest token is under way.
     """
 
-    def __init__(self, queues: RequestQueues, manager: KVCacheManager, *, max_num_tokens: int, max_running: int):
+    def __init__(
+        self,
+        queues: RequestQueues,
+        manager: KVCacheManager,
+        *,
+        max_num_tokens: int,
+        max_running: int,
+        needs_token: bool = False,
+    ):
         self._queues = queues
         self._manager = manager
         self._budget_left = max_num_tokens
         self._max_running = max_running
+        self._needs_token = needs_token
         self._decode_rows = np.zeros(0, dtype=np.int64)  # in order
         self._prompts: dict[RequestState, int] = {}  # those with more than one token to compute -> how many
         self._chunks: dict[RequestState, int] = {}  # tokens that each of them computes in this step
@@ -71,36 +81,42 @@ class BatchBuilder:
         return bool(len(self._decode_rows) or self._chunks)
 
     def make_step(self, step_id: int) -> StepInput:
-        """Write the batch as the message to the workers."""
+        """Write the batch as the message to the workers, which counts as done: they do steps strictly in order."""
         rows, num_scheduled = self._decode_rows, np.ones(len(self._decode_rows), dtype=np.int32)
         if self._chunks:
             chunks = np.fromiter(self._chunks.values(), dtype=np.int32, count=len(self._chunks))
             rows = np.concatenate([rows, rows_of(self._chunks)])
             num_scheduled = np.concatenate([num_scheduled, chunks])
         num_computed = self._manager.num_computed_tokens[rows].astype(np.int32)
-        return StepInput(
+        samples = num_computed + num_scheduled == self._queues.rows.num_tokens[rows]
+        step = StepInput(
             step_id=step_id,
             new_rows=tuple(_new_row(request) for request in self._newcomers),
             cache=self._manager.take_cache_update(rows),
             rows=rows.astype(np.int32),
             num_computed_tokens=num_computed,
             num_scheduled_tokens=num_scheduled,
-            samples=num_computed + num_scheduled == self._queues.rows.num_tokens[rows],
+            samples=samples,
         )
+        self._manager.advance(rows, num_scheduled)
+        self._queues.rows.hand_out(rows[samples])
+        return step
 
     # ---- the pass, in order
 
     def _schedule_decodes(self) -> None:
         queues, remaining = self._queues, self._queues.num_remaining()
-        decodes = remaining == 1
         self._decode_rows = queues.running_rows()
+        decodes = remaining == 1
         if not decodes.all():
-            self._decode_rows = self._decode_rows[decodes]
-            prompts = np.flatnonzero(~decodes)
+            prompts = np.flatnonzero(remaining > 1)
             self._prompts = {
                 queues.running[i]: n for i, n in zip(prompts.tolist(), remaining[prompts].tolist(), strict=True)
             }
             self._partial = dict.fromkeys(self._prompts, 0)
+        decodes &= queues.rows.may_decode(self._decode_rows, needs_token=self._needs_token)
+        if not decodes.all():
+            self._decode_rows = self._decode_rows[decodes]
         self._budget_left -= len(self._decode_rows)
         while len(self._decode_rows):
             num_decodes = len(self._decode_rows)

@@ -3,6 +3,7 @@
 Object of one request           here, while it runs
 output_token_ids                output[row, :num_output[row]], as the request's own are from when it entered
 max_output_tokens               max_output[row]
+tokens that steps under way     num_tokens[row] counts them from when the step is handed out
 eos_token_ids, stop_token_ids   enders[token id] counts the running requests that the id may end
 """
 
@@ -25,12 +26,15 @@ class RunningRows:
 
     def __init__(self, max_num_seqs: int):
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
-        """int32 [max_num_seqs]; known tokens, prompt and output."""
+        """int32 [max_num_seqs]; prompt and output, with the tokens that steps under way sample."""
         self.num_tokens_at_entry = np.zeros(max_num_seqs, dtype=np.int32)
         """int32 [max_num_seqs]; how many of them were known when the request entered its row."""
         self.request_ids = np.full(max_num_seqs, "", dtype=object)
         """str [max_num_seqs]; the request in each row."""
+        self.tenancies = np.zeros(max_num_seqs, dtype=np.int64)
+        """int64 [max_num_seqs]; counts up whenever a request enters or leaves the row."""
         self._requests: list[RequestState | None] = [None] * max_num_seqs
+        self._num_prompt = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_output = np.zeros(max_num_seqs, dtype=np.int32)
         self._max_output = np.zeros(max_num_seqs, dtype=np.int32)
         self._output = np.zeros((max_num_seqs, FIRST_WIDTH_TOKENS), dtype=np.int32)
@@ -41,8 +45,9 @@ class RunningRows:
         num_output = len(request.output_token_ids)
         self._requests[row] = request
         self.request_ids[row] = request.request_id
+        self.tenancies[row] += 1
         self.num_tokens[row] = self.num_tokens_at_entry[row] = request.num_tokens
-        self._num_output[row] = num_output
+        self._num_prompt[row], self._num_output[row] = request.num_prompt_tokens, num_output
         self.limit(row)
         self._widen(num_output)
         self._output[row, :num_output] = request.output_token_ids
@@ -56,13 +61,31 @@ class RunningRows:
         request.output_token_ids = self._output[row, : self._num_output[row]].copy()
         self._enders[_end_token_ids(request)] -= 1
         self._requests[row] = None
+        self.tenancies[row] += 1
 
     def limit(self, row: int) -> None:
         """Note the most output tokens that the request may have."""
         self._max_output[row] = self.request(row).max_output_tokens
 
+    def hand_out(self, rows: np.ndarray) -> None:
+        """Count the tokens that a step under way will sample for these rows, int [n]."""
+        self.num_tokens[rows] += 1
+
+    def may_decode(self, rows: np.ndarray, *, needs_token: bool) -> np.ndarray:
+        """Tell which rows, int64 [n], have another token to compute, bool [n].
+
+        Not those whose last output token is known or under way.
+
+        Args:
+            rows: int64 [n].
+            needs_token: nor those whose newest token is under way: the step that samples it must be back.
+        """
+        if needs_token:
+            return self.num_tokens[rows] == self._num_prompt[rows] + self._num_output[rows]
+        return self.num_tokens[rows] < self._num_prompt[rows] + self._max_output[rows]
+
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
-        """Append a token to the output of each row.
+        """Append a token, counted when its step was handed out, to the output of each row.
 
         Args:
             rows: int [n], distinct.
@@ -79,7 +102,6 @@ class RunningRows:
         self._output.reshape(-1)[rows * self._output.shape[1] + columns] = token_ids
         columns += 1
         self._num_output[rows] = columns
-        self.num_tokens[rows] += 1
         may_end = self._enders.take(token_ids, mode="clip") > 0
         may_end |= columns >= self._max_output[rows]
         return np.flatnonzero(may_end)

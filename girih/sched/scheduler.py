@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from girih.errors import RequestError
 from girih.kv.manager import KVCacheManager
 from girih.messages import StepInput, StepOutput
@@ -25,13 +27,18 @@ from girih.sched.updates import StepUpdate
 
 
 class Scheduler:
-    """Takes requests, gives steps, takes results; `schedule` and `update` alternate.
+    """Takes requests, gives steps, takes results.
+
+    Several steps may be under way, as workers do them strictly in order: what a step computes, and the pages that it
+    no longer needs, count as done when it is handed out. Only the tokens that it samples come with its result.
 
     Args:
         manager: the pages; it says how long a request may be.
         order: a policy's key; smaller is served earlier and preempted later.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of one step.
+        needs_token: a sequence takes part in a step only when its newest token is known here, not while the step
+            that samples it is under way.
     """
 
     def __init__(
@@ -41,6 +48,7 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        needs_token: bool = False,
     ):
         self.manager = manager
         self.queues = RequestQueues(manager, order, max_num_seqs)
@@ -48,8 +56,10 @@ class Scheduler:
         """The longest request in tokens, prompt and output."""
         self._max_running = min(max_num_seqs, max_num_batched_tokens)  # each running one gets a token every step
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._needs_token = needs_token
         self._updates: list[StepUpdate] = []
         self._num_steps = 0
+        self._under_way: dict[int, np.ndarray] = {}  # step id -> whose the rows were
 
     def add(self, request: RequestState) -> None:
         """Queue a request; its `max_output_tokens` is cut to what the longest request leaves.
@@ -85,6 +95,10 @@ class Scheduler:
         """Tell whether any request waits or runs."""
         return bool(self.queues.by_id)
 
+    def has_updates(self) -> bool:
+        """Tell whether `take_updates` has something to return."""
+        return any(self._updates)
+
     def take_updates(self) -> list[StepUpdate]:
         """Return what became known since the last call, step by step; steps without news are left out."""
         updates, self._updates = self._updates, []
@@ -94,7 +108,7 @@ class Scheduler:
         """Choose the work of the next step and reserve its pages.
 
         Returns:
-            The step, or None when there is nothing to do.
+            The step, or None when there is nothing to do, or nothing before a step under way is back.
         """
         while self.has_unfinished():
             batch = BatchBuilder(
@@ -102,35 +116,50 @@ class Scheduler:
                 self.manager,
                 max_num_tokens=self._max_num_batched_tokens,
                 max_running=self._max_running,
+                needs_token=self._needs_token,
             )
             if batch.fill():
-                self._num_steps += 1
-                return batch.make_step(self._num_steps)
+                return self._hand_out(batch)
+            if self._under_way:
+                return None
             self._fail_stuck()
         return None
 
     def update(self, step: StepInput, output: StepOutput) -> None:
-        """Take in the result of a step: tokens computed, tokens sampled, requests that ended."""
-        self.manager.update(step.rows, step.num_scheduled_tokens, output.rows, output.token_ids)
-        rows = self.queues.rows
-        update = StepUpdate(rows.request_ids[output.rows].tolist(), output.token_ids.tolist())
+        """Take in the result of a step, in the order of the steps: tokens sampled, requests that ended.
+
+        What it says of requests that are gone, or wait again, is dropped.
+        """
+        rows, tenancies = self.queues.rows, self._under_way.pop(step.step_id)
+        sampled_rows, token_ids = output.rows, output.token_ids
+        is_same = rows.tenancies == tenancies
+        if not is_same[sampled_rows].all():
+            token_ids = token_ids[is_same[sampled_rows]]
+            sampled_rows = sampled_rows[is_same[sampled_rows]]
+        self.manager.commit(sampled_rows, token_ids)
+        update = StepUpdate(rows.request_ids[sampled_rows].tolist(), token_ids.tolist())
         self._updates.append(update)
-        may_end = rows.append(output.rows, output.token_ids)
-        self._collect_details(update, step, output)
+        may_end = rows.append(sampled_rows, token_ids)
+        self._collect_details(update, step, output, is_same)
         for index in may_end.tolist():
-            row = int(output.rows[index])
+            row = int(sampled_rows[index])
             request = rows.request(row)
             ending = request.finish_reason(update.token_ids[index], rows.num_output_tokens(row))
             if ending is not None:
                 details = update.of(request.request_id)
                 details.finish_reason, details.stop_reason = ending
                 self.queues.leave(request)
-        self._fail([(rows.request(row), error) for row, error in output.failed.items()], update)
+        self._fail([(rows.request(row), error) for row, error in output.failed.items() if is_same[row]], update)
 
     def make_empty_step(self) -> StepInput:
         """Return a step that computes nothing and tells the workers what has happened to the cache since the last."""
+        return self._hand_out(BatchBuilder(self.queues, self.manager, max_num_tokens=0, max_running=0))
+
+    def _hand_out(self, batch: BatchBuilder) -> StepInput:
         self._num_steps += 1
-        return BatchBuilder(self.queues, self.manager, max_num_tokens=0, max_running=0).make_step(self._num_steps)
+        step = batch.make_step(self._num_steps)
+        self._under_way[step.step_id] = self.queues.rows.tenancies.copy()
+        return step
 
     def longest_request_tokens(self) -> int:
         """Return the most known tokens that an unfinished request has; 0 without any."""
@@ -157,7 +186,11 @@ class Scheduler:
                 self.queues.rows.limit(request.row)
 
     def fail_running(self, error: str) -> None:
-        """End every running request with an error and forget all cached prefixes: a step went wrong half-way."""
+        """End every running request with an error and forget all cached prefixes: a step went wrong half-way.
+
+        The steps under way are of no use any more.
+        """
+        self._under_way.clear()
         self._fail([(request, error) for request in self.queues.running])
         self.manager.reset_prefix_cache()
 
@@ -184,17 +217,28 @@ class Scheduler:
             details.finish_reason, details.error = "error", error
             self.queues.leave(request)
 
-    def _collect_details(self, update: StepUpdate, step: StepInput, output: StepOutput) -> None:
-        """Report hits and log probabilities; a prompt position once, also when a preempted prompt is computed again."""
+    def _collect_details(self, update: StepUpdate, step: StepInput, output: StepOutput, is_same: np.ndarray) -> None:
+        """Report hits and log probabilities; a prompt position once, also when a preempted prompt is computed again.
+
+        Args:
+            update: gets them.
+            step: what was computed.
+            output: what came of it.
+            is_same: bool [max_num_seqs]; rows that still hold the request that they held then.
+        """
         rows = self.queues.rows
         for new_row in step.new_rows:
-            update.of(new_row.request_id).num_cached_tokens = rows.request(new_row.row).num_cached_tokens
+            if is_same[new_row.row]:
+                update.of(new_row.request_id).num_cached_tokens = rows.request(new_row.row).num_cached_tokens
         for row, logprobs in output.logprobs.items():
-            update.of(rows.request_ids[row]).logprobs = logprobs
+            if is_same[row]:
+                update.of(rows.request_ids[row]).logprobs = logprobs
         if not output.prompt_logprobs:
             return
         num_computed = dict(zip(step.rows.tolist(), step.num_computed_tokens.tolist(), strict=True))
         for row, logprobs in output.prompt_logprobs.items():
+            if not is_same[row]:
+                continue
             request = rows.request(row)
             new = logprobs.since(request.num_prompt_logprobs - num_computed[row])
             if len(new.ranks):

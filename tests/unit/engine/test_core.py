@@ -134,7 +134,8 @@ def test_an_interrupt_while_a_step_is_handed_out_ends_its_requests(make_core, mo
         patch.setattr(core.executor, "execute_model", interrupted)
         with pytest.raises(KeyboardInterrupt):
             core.step()
-    assert not core.has_unfinished()
+    assert not core.scheduler.has_unfinished()
+    assert core.has_unfinished(), "its end is still to be told"
     assert list(collect(core.step(), {})) == [request]
     again = core.add_request([1, 2, 3, 4, 5], PARAMS)
     assert run(core)[again][0] == expected_output([1, 2, 3, 4, 5], 5)
@@ -222,13 +223,19 @@ def test_a_step_that_never_returns_is_an_error_in_bounded_time(make_core, monkey
         core.add_request([1], PARAMS)
 
 
-def test_an_interrupted_step_is_taken_in_before_a_request_is_aborted(make_core):
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_request_is_aborted_while_steps_are_under_way(make_core, is_async):  # cases 67 and 69
     executor = FakeExecutor({"execute_model": None})
-    core = make_core(executor)
+    core = make_core(executor, async_scheduling=is_async)
     kept, dropped = core.add_request([1, 2], PARAMS), core.add_request([3, 4], PARAMS)
     core._launch()  # as `step` does before it is interrupted
-    (future, step) = executor.futures.pop()
-    threading.Timer(0.02, lambda: future.set_result(executor.worker.execute_model(step))).start()
+    assert len(executor.futures) == 1 + is_async
+
+    def answer():
+        for future, step in executor.futures:
+            future.set_result(executor.worker.execute_model(step))
+
+    threading.Timer(0.02, answer).start()
     assert core.abort(dropped)
     executor.answers.clear()
     assert run(core) == {kept: (expected_output([1, 2], 5), "length", None)}
@@ -239,7 +246,7 @@ def test_a_request_that_ended_in_an_interrupted_step_is_not_reported_after_its_a
     core = make_core()
     request = core.add_request([1, 2], dataclasses.replace(PARAMS, max_tokens=1))
     core._launch()  # as `step` does before it is interrupted
-    assert not core.abort(request)
+    assert core.abort(request)  # its result is not taken in yet
     assert core.step() == []
 
 

@@ -15,6 +15,7 @@ def request(name, *, max_tokens=1000, eos=(), stop=()):
 def append(rows, tokens):
     """Append row -> token; return the rows that may have ended."""
     numbers = np.array([*tokens], dtype=np.int32)
+    rows.hand_out(numbers)
     return numbers[rows.append(numbers, np.array([*tokens.values()], dtype=np.int32))].tolist()
 
 

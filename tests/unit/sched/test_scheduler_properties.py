@@ -33,7 +33,7 @@ REQUESTS = st.lists(
 )
 
 
-def run(stages, num_pages, budget, max_num_seqs, policy, caching, requests, model_limit=90):
+def run(stages, num_pages, budget, max_num_seqs, policy, caching, requests, under_way, model_limit=90):
     try:
         configs = plan_stages(*stages, num_pages=num_pages, model_limit=model_limit)
     except CapacityError:
@@ -44,6 +44,8 @@ def run(stages, num_pages, budget, max_num_seqs, policy, caching, requests, mode
         max_num_batched_tokens=budget,
         policy=policy,
         prefix_caching=caching,
+        max_under_way=under_way[0],
+        needs_token=under_way[1],
     )
     aborts, before = [], []
     limit = engine.scheduler.max_request_tokens
@@ -63,7 +65,7 @@ def run(stages, num_pages, budget, max_num_seqs, policy, caching, requests, mode
         for _, request in [item for item in aborts if item[0] == step]:
             engine.scheduler.abort(request.request_id)
             engine.requests.pop(request.request_id)
-        if not engine.scheduler.has_unfinished():
+        if not engine.scheduler.has_unfinished() and not engine.under_way:
             break
         engine.step()
     else:
@@ -78,6 +80,7 @@ ARGUMENTS = {
     "stages": st.one_of(st.lists(LAYERS, min_size=1, max_size=1), st.lists(LAYERS, min_size=2, max_size=3)),
     "num_pages": st.integers(2, 80),
     "budget": st.integers(1, 70),
+    "under_way": st.sampled_from([(1, False), (2, False), (2, True), (4, True)]),
     "max_num_seqs": st.integers(1, 8),
     "policy": st.sampled_from([fcfs, priority]),
     "caching": st.booleans(),
