@@ -64,7 +64,7 @@ class EngineCore:
         self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self._request_ids = map(str, itertools.count())
         self._num_steps = 0
-        self._max_in_flight = 2 if config.async_scheduling else 1
+        self._max_in_flight = max(2, config.pipeline_parallel_size) if config.async_scheduling else 1
         self._in_flight: deque[tuple[StepInput, Future[StepOutput]]] = deque()  # in the order of the workers
         self._dead: str | None = None
         executor = plugins.load("girih.executor", config.executor, what="executor")
@@ -251,6 +251,7 @@ class EngineCore:
             policy.order,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
+            needs_token=self.config.pipeline_parallel_size > 1,  # the first stage would wait for the last one
         )
 
     # ---- one step
