@@ -194,7 +194,7 @@ def test_prompts_with_a_checkpoint_every_few_tokens_are_reused_at_each(make_llm,
 
 def test_a_model_of_recurrent_layers_alone_has_one_group_and_no_block_table(make_llm, tmp_path):  # case 105
     directory = save(tmp_path, layer_types=["recurrent"] * 3)
-    llm, dense = make_llm(directory, kv_cache_memory="16KiB", max_num_batched_tokens=24), Dense(directory)
+    llm, dense = make_llm(directory, kv_cache_memory="32KiB", max_num_batched_tokens=24), Dense(directory)
     poison(llm)
     assert [group.retention.holds_state for group in llm.kv_cache_configs[0].groups] == [True]
     prompts = [TOKENS[i : i + 40] for i in range(12)]

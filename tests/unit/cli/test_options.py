@@ -60,6 +60,7 @@ def test_every_field_can_be_typed():
     written = {"kv_cache_memory_bytes": "--kv-cache-memory", "kv_cache_dtype": "--kv-dtype"}
     flags = {"enable_prefix_caching": "--no-enable-prefix-caching"}
     flags |= {name: f"--{name.replace('_', '-')}" for name in ("check_invariants", "ignore_eos")}
+    flags["async_scheduling"] = "--no-async-scheduling"
     arguments = ["--no-skip-special-tokens", *flags.values()]
     for name in sorted(names - {"model", "skip_special_tokens"} - set(flags)):
         arguments += [written.get(name, f"--{name.replace('_', '-')}"), typed.get(name, "2")]

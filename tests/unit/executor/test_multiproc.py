@@ -183,6 +183,15 @@ def test_a_worker_that_cannot_be_made_says_why_and_all_processes_end():  # case 
     executor.shutdown()
 
 
+@pytest.fixture
+def _interrupts():
+    """Let SIGINT raise; a shell's background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
 def test_an_interrupted_start_leaves_no_process():
     executor = made(worker=SlowToyWorker)
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -192,11 +192,12 @@ def named_memory(pid):
     """Return what a process has of /dev/shm, which others could leave behind for ever; other programs use it too."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     descriptors = [os.path.realpath(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return [place for place in maps + descriptors if "/dev/shm/" in place]
+    return [place for place in maps + descriptors if "/dev/shm/" in place and not place.endswith("(deleted)")]
 
 
 PROGRAM = """
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from toy_worker import ToyWorker
 from girih.executor.multiproc import MultiProcExecutor
 
