@@ -110,7 +110,7 @@ class Engine:
         policy=fcfs,
         prefix_caching=True,
         max_under_way=1,
-        needs_token=False,
+        num_micro_batches=1,
     ):
         configs = [config] if isinstance(config, KVCacheConfig) else config  # one per stage class
         self.manager = KVCacheManager(configs, max_num_seqs=max_num_seqs, enable_prefix_caching=prefix_caching)
@@ -119,7 +119,7 @@ class Engine:
             policy.order,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
-            needs_token=needs_token,
+            num_micro_batches=num_micro_batches,
         )
         self.max_under_way = max_under_way
         self.under_way = collections.deque()

@@ -251,7 +251,7 @@ class EngineCore:
             policy.order,
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
-            needs_token=self.config.pipeline_parallel_size > 1,  # the first stage would wait for the last one
+            num_micro_batches=self._max_in_flight if self.config.pipeline_parallel_size > 1 else 1,
         )
 
     # ---- one step

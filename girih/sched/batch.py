@@ -25,6 +25,7 @@ from girih.kv.manager import KVCacheManager
 from girih.messages import NewRow, StepInput
 from girih.sched.queues import RequestQueues, rows_of
 from girih.sched.request_state import RequestState
+from girih.units import cdiv
 
 MAX_PARTIAL_PROMPTS = 4
 """Prompts that share the budget of a step; more of them would finish no earlier and hold pages for longer."""
@@ -41,7 +42,7 @@ class BatchBuilder:
         manager: the pages.
         max_num_tokens: the step's token budget.
         max_running: sequences that run at once.
-        needs_token: leave out those whose newest token is under way.
+        num_micro_batches: see `Scheduler`.
     """
 
     def __init__(
@@ -51,13 +52,13 @@ class BatchBuilder:
         *,
         max_num_tokens: int,
         max_running: int,
-        needs_token: bool = False,
+        num_micro_batches: int = 1,
     ):
         self._queues = queues
         self._manager = manager
         self._budget_left = max_num_tokens
         self._max_running = max_running
-        self._needs_token = needs_token
+        self._num_micro_batches = num_micro_batches
         self._decode_rows = np.zeros(0, dtype=np.int64)  # in order
         self._prompts: dict[RequestState, int] = {}  # those with more than one token to compute -> how many
         self._chunks: dict[RequestState, int] = {}  # tokens that each of them computes in this step
@@ -114,9 +115,11 @@ class BatchBuilder:
                 queues.running[i]: n for i, n in zip(prompts.tolist(), remaining[prompts].tolist(), strict=True)
             }
             self._partial = dict.fromkeys(self._prompts, 0)
-        decodes &= queues.rows.may_decode(self._decode_rows, needs_token=self._needs_token)
-        if not decodes.all():
-            self._decode_rows = self._decode_rows[decodes]
+        several = self._num_micro_batches > 1
+        decodes &= queues.rows.may_decode(self._decode_rows, needs_token=several)
+        if several or not decodes.all():
+            share = cdiv(len(self._decode_rows), self._num_micro_batches)
+            self._decode_rows = self._decode_rows[decodes][:share]
         self._budget_left -= len(self._decode_rows)
         while len(self._decode_rows):
             num_decodes = len(self._decode_rows)

@@ -37,8 +37,8 @@ class Scheduler:
         order: a policy's key; smaller is served earlier and preempted later.
         max_num_seqs: sequences that run at once.
         max_num_batched_tokens: tokens of one step.
-        needs_token: a sequence takes part in a step only when its newest token is known here, not while the step
-            that samples it is under way.
+        num_micro_batches: steps that are in different pipeline stages at once. With several, each takes its share of
+            the sequences, and one that waits for the token of its last step takes part in none.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
-        needs_token: bool = False,
+        num_micro_batches: int = 1,
     ):
         self.manager = manager
         self.queues = RequestQueues(manager, order, max_num_seqs)
@@ -56,7 +56,7 @@ class Scheduler:
         """The longest request in tokens, prompt and output."""
         self._max_running = min(max_num_seqs, max_num_batched_tokens)  # each running one gets a token every step
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._needs_token = needs_token
+        self._num_micro_batches = num_micro_batches
         self._updates: list[StepUpdate] = []
         self._num_steps = 0
         self._under_way: dict[int, np.ndarray] = {}  # step id -> whose the rows were
@@ -116,7 +116,7 @@ class Scheduler:
                 self.manager,
                 max_num_tokens=self._max_num_batched_tokens,
                 max_running=self._max_running,
-                needs_token=self._needs_token,
+                num_micro_batches=self._num_micro_batches,
             )
             if batch.fill():
                 return self._hand_out(batch)

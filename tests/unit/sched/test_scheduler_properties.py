@@ -45,7 +45,7 @@ def run(stages, num_pages, budget, max_num_seqs, policy, caching, requests, unde
         policy=policy,
         prefix_caching=caching,
         max_under_way=under_way[0],
-        needs_token=under_way[1],
+        num_micro_batches=under_way[1],
     )
     aborts, before = [], []
     limit = engine.scheduler.max_request_tokens
@@ -80,7 +80,7 @@ ARGUMENTS = {
     "stages": st.one_of(st.lists(LAYERS, min_size=1, max_size=1), st.lists(LAYERS, min_size=2, max_size=3)),
     "num_pages": st.integers(2, 80),
     "budget": st.integers(1, 70),
-    "under_way": st.sampled_from([(1, False), (2, False), (2, True), (4, True)]),
+    "under_way": st.sampled_from([(1, 1), (2, 1), (2, 2), (4, 4)]),
     "max_num_seqs": st.integers(1, 8),
     "policy": st.sampled_from([fcfs, priority]),
     "caching": st.booleans(),
