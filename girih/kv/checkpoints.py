@@ -2,9 +2,9 @@
 
 Three kinds of places get a checkpoint inside a prompt, each behind a full unit: its last unit, for a repeated prompt;
 where it branched off from what the cache knew, as others will; and every so many tokens. The step that computes past
-such a place writes the state behind exactly that token to a page of its own, a cut. It is listed when the result is
-back. It takes only pages that are free or cached for less: nobody waits for a checkpoint. What one is worth depends on
-how likely somebody goes on there, see `reuse.py`.
+such a place writes the state behind exactly that token to a page of its own, a cut. It is listed when the step counts
+as computed. It takes only pages that are free or cached for less: nobody waits for a checkpoint. What one is worth
+depends on how likely somebody goes on there, see `reuse.py`.
 
 When a request ends, its own pages become the checkpoint: its state behind its last computed token, and the blocks
 that are not full, under a key of the last full unit and the exact tail. The next turn of a chat goes on there.

@@ -6,7 +6,8 @@ One step, as the scheduler drives it:
     publish             prompt units of scheduled rows become findable, so that requests of the same step share them
     admit, reserve, publish                  for each waiting request
     take_cache_update   what the workers must be told
-    update              after the step: tokens are computed, blocks leave their window, sampled tokens are appended
+    advance             its tokens count as computed and blocks leave their window: workers do steps strictly in order
+    commit              its result is back: sampled tokens are appended; `update` is both in one
     free                finish, abort, preempt: all the same here
 
 Rows are stable from `admit` to `free`. A waiting request owns nothing, and `lookup` and `can_admit` change nothing.

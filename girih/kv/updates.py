@@ -88,7 +88,7 @@ def _page_copies(state: ManagerState, moves: np.ndarray) -> PageCopies:
 
 
 def _copies(state: ManagerState) -> tuple[PageCopies, ...]:
-    # the sources stay pinned until the step's result is back
+    # the sources stay pinned until the step's tokens count as computed
     entries = state.copies[: int(state.consts[s.NUM_COPIES])].astype(np.int64)
     found = []
     for group in np.unique(entries[:, 0]).tolist():
