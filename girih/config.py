@@ -31,6 +31,8 @@ class EngineConfig:
         pipeline_split: layers of each stage, e.g. 10,8; None deals them out evenly.
         seed: where the seeds of requests without one start.
         async_scheduling: prepare the next step while the workers compute one.
+        step_timeout_s: seconds that a step may take; workers that need longer have failed.
+        restart_workers: when a worker fails, start new ones and compute all requests again, rather than fail them.
         check_invariants: run the cache manager's `check()` after every step (slow; tests and debugging).
     """
 
@@ -53,6 +55,8 @@ class EngineConfig:
     pipeline_split: tuple[int, ...] | None = None
     seed: int = 0
     async_scheduling: bool = True
+    step_timeout_s: float = 600.0
+    restart_workers: bool = False
     check_invariants: bool = False
 
     @property
@@ -82,6 +86,8 @@ class EngineConfig:
             _check_positive("max_model_len", self.max_model_len, or_else=' or "auto"')
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization={self.memory_utilization!r} must be above 0 and at most 1")
+        if not self.step_timeout_s > 0:
+            raise ConfigError(f"step_timeout_s={self.step_timeout_s!r} must be above 0 seconds")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r} is not supported; choose auto, float32 or bfloat16")
         if self.kv_cache_dtype not in ("auto", "int8"):

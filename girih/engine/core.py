@@ -1,10 +1,7 @@
-"""The engine core: brings everything up in one order, then steps. It plans; workers only do as told.
+"""The engine core: brings everything up, then steps. It plans; workers only do as told.
 
-Bring-up is written here once, for every executor:
-
-    plan from config.json -> load model -> compare specs -> measure memory -> plan -> bind -> warm up
-
-A request lives from `add_request` to the update with its finish reason; one call of `step` moves all of them on.
+A request lives from `add_request` to the update with its finish reason; one call of `step` moves all of them on. When a
+step fails, its requests end with the error; or, with `restart_workers`, new workers compute them again.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import dataclasses
 import itertools
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
 import numpy as np
@@ -22,17 +19,14 @@ from girih import arch, plugins
 from girih.checkpoint.hf_config import eos_token_ids, load_config
 from girih.checkpoint.resolve import resolve_model
 from girih.config import EngineConfig
-from girih.engine.checks import check_block_ids, check_bound, check_specs, warn_of_short_requests
-from girih.engine.expectations import expected_specs, most_memory
+from girih.engine.bring_up import bring_up
+from girih.engine.checks import check_block_ids, warn_of_short_requests
 from girih.engine.interrupts import uninterrupted
 from girih.engine.pool_memory import PoolMemory
 from girih.engine.report import EngineStats, StartupReport
 from girih.errors import ExecutorError, GirihError
-from girih.executor._base import CALL_TIMEOUT_S, Executor
-from girih.kv.config import KVCacheConfig
+from girih.executor._base import Executor
 from girih.kv.manager import KVCacheManager
-from girih.kv.plan import get_kv_cache_configs
-from girih.kv.spec import KVCacheSpec
 from girih.messages import StepInput, StepOutput
 from girih.request import SamplingParams
 from girih.sched.request_state import RequestState
@@ -40,6 +34,12 @@ from girih.sched.scheduler import Scheduler
 from girih.sched.updates import StepUpdate
 
 logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 3
+"""Steps that may fail in a row before the requests that run in them are taken for the reason, and end."""
+
+GRACE_S = 10.0
+"""How much longer than a step may take its result is waited for: the executor knows better who is late."""
 
 
 class EngineCore:
@@ -64,17 +64,20 @@ class EngineCore:
         self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self._request_ids = map(str, itertools.count())
         self._num_steps = 0
+        self._num_restarts = 0
         self._max_in_flight = max(2, config.pipeline_parallel_size) if config.async_scheduling else 1
         self._in_flight: deque[tuple[StepInput, Future[StepOutput]]] = deque()  # in the order of the workers
         self._dead: str | None = None
+        self._failure: str | None = None  # of workers that will be started anew
+        self._num_failures = 0  # since a step last went well
+        self._resized_bytes: int | None = None
         executor = plugins.load("girih.executor", config.executor, what="executor")
         self.executor: Executor = executor.create(self.config)
         try:
-            self.kv_cache_configs = self._bring_up()
+            manager = self._start_workers(self.startup_report)
             with self.startup_report.phase("make scheduler"):
-                self.scheduler = self._make_scheduler()
+                self.scheduler = self._make_scheduler(manager)
             warn_of_short_requests(self.max_model_len, self._model_limit, self.config)
-            self._pool_memory = PoolMemory(self.kv_cache_configs, self.scheduler.manager, self.executor)
             logger.info("start-up took %.3f s", self.startup_report.total_s)
         except BaseException:
             self.executor.shutdown()
@@ -137,6 +140,9 @@ class EngineCore:
         with uninterrupted():
             self._launch()
         self._collect()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._restart(failure)
         if self.config.check_invariants:
             self.scheduler.manager.check()
         if not self.scheduler.has_unfinished():
@@ -173,6 +179,7 @@ class EngineCore:
         with uninterrupted():
             longest = max(2, self.scheduler.longest_request_tokens() + 1)
             self.scheduler.limit_requests(self._pool_memory.resize(memory_bytes, longest))
+            self._resized_bytes = memory_bytes
             self._hand_out(self.scheduler.make_empty_step())  # pages have moved
         self._collect_all()
         self._release_free_slabs()
@@ -185,6 +192,7 @@ class EngineCore:
             num_running=len(queues.running),
             num_waiting=len(queues.waiting),
             num_preemptions=queues.num_preemptions,
+            num_restarts=self._num_restarts,
             num_steps=self._num_steps,
             kv_cache_usage=manager.usage,
             moved_bytes=self._pool_memory.moved_bytes,
@@ -196,56 +204,20 @@ class EngineCore:
         self._dead = self._dead or "it was shut down"
         self.executor.shutdown()
 
-    # ---- bring-up
+    # ---- bring-up, and once more
 
-    def _bring_up(self) -> list[KVCacheConfig]:
-        report, rpc = self.startup_report, self.executor.collective_rpc
-        with report.phase("plan from config.json"):
-            expected = expected_specs(self.config, self.model_config)
-            self._plan(expected, most_memory(self.config, self.model_config))
-        with report.phase("start workers"):
-            self.executor.start()
-        with report.phase("load model"):
-            rpc("load_model")
-        with report.phase("compare cache specs"):
-            specs = rpc("get_kv_cache_spec")
-            check_specs(expected, specs)
-        with report.phase("measure memory"):
-            available_bytes = self._available_memory(len(specs))
-        with report.phase("plan KV cache"):
-            configs = self._plan(specs, available_bytes)
-        with report.phase("bind KV cache"):
-            bound = rpc("initialize_from_config", args_by_rank=[(kv_config,) for kv_config in configs])
-            check_bound(configs, bound)
-        with report.phase("warm up"):
-            rpc("compile_or_warm_up_model")
-        return configs
-
-    def _available_memory(self, num_workers: int) -> list[int]:
-        if self.config.kv_cache_memory_bytes is not None:
-            return [self.config.kv_cache_memory_bytes] * num_workers
-        self.startup_report.note_memory(self.executor.collective_rpc("determine_available_memory"))
-        return [report.available_bytes for report in self.startup_report.memory]
-
-    def _plan(self, specs: Sequence[Mapping[str, KVCacheSpec]], available_bytes: Sequence[int]) -> list[KVCacheConfig]:
-        return get_kv_cache_configs(
-            specs,
-            available_bytes,
-            max_model_len=self.config.max_model_len,
-            model_limit=self._model_limit,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
-            max_num_seqs=self.config.max_num_seqs,
-            block_size=self.config.block_size,
-            memory_option=self.config.memory_option,
-        )
-
-    def _make_scheduler(self) -> Scheduler:
-        policy = plugins.load("girih.sched.policies", self.config.scheduling_policy, what="scheduling policy")
+    def _start_workers(self, report: StartupReport) -> KVCacheManager:
+        self.kv_cache_configs = bring_up(self.config, self.model_config, self._model_limit, self.executor, report)
         manager = KVCacheManager(
             self.kv_cache_configs,
             max_num_seqs=self.config.max_num_seqs,
             enable_prefix_caching=self.config.enable_prefix_caching,
         )
+        self._pool_memory = PoolMemory(self.kv_cache_configs, manager, self.executor)
+        return manager
+
+    def _make_scheduler(self, manager: KVCacheManager) -> Scheduler:
+        policy = plugins.load("girih.sched.policies", self.config.scheduling_policy, what="scheduling policy")
         return Scheduler(
             manager,
             policy.order,
@@ -254,12 +226,43 @@ class EngineCore:
             num_micro_batches=self._max_in_flight if self.config.pipeline_parallel_size > 1 else 1,
         )
 
+    def _restart(self, reason: str) -> None:
+        """Start new workers, plan and bind again, and let all requests be computed again from their tokens."""
+        self._num_failures += 1
+        if self._num_failures >= MAX_FAILURES:  # a request that no worker survives must not take all others along
+            self.scheduler.fail_running(f"{reason} (the last of {MAX_FAILURES} failures in a row)")
+            self._num_failures = 0
+        logger.warning("the workers are started anew: %s", reason)
+        report, moved_bytes = StartupReport(), self._pool_memory.moved_bytes
+        try:
+            self._shut_down_workers()
+            manager = self._start_workers(report)
+            self._pool_memory.moved_bytes = moved_bytes
+            limit = manager.max_request_tokens
+            if self._resized_bytes is not None:
+                limit = self._pool_memory.resize(self._resized_bytes, longest_tokens=0)
+        except BaseException as error:
+            self._die(f"{reason}; and new workers could not be started: {str(error) or type(error).__name__}")
+            self._shut_down_workers()
+            if not isinstance(error, GirihError):
+                raise
+        else:
+            self.scheduler.start_over(manager, limit)
+            self._num_restarts += 1
+            logger.warning("the new workers were ready after %.1f s", report.total_s)
+
+    def _shut_down_workers(self) -> None:
+        """Release workers of which one has failed: that others cannot release what they hold is no news."""
+        try:
+            self.executor.shutdown()
+        except GirihError as error:
+            logger.warning("the workers were not released in order: %s", error)
+
     # ---- one step
 
     def _launch(self) -> None:
         """Hand steps to the workers, until as many are under way as they can use."""
-        while len(self._in_flight) < self._max_in_flight:
-            self._check_alive()
+        while len(self._in_flight) < self._max_in_flight and self._failure is None and self._dead is None:
             step = self.scheduler.schedule()
             if step is None:
                 return
@@ -282,7 +285,7 @@ class EngineCore:
         if not self._in_flight:
             return
         step, future = self._in_flight[0]
-        wait([future], CALL_TIMEOUT_S)  # Ctrl-C may end this wait; the step stays under way
+        wait([future], self.config.step_timeout_s + GRACE_S)  # Ctrl-C may end this wait; the step stays under way
         with uninterrupted():
             self._take_in(step, future)
 
@@ -294,23 +297,31 @@ class EngineCore:
         self._in_flight.popleft()
         try:
             output = future.result(0)
-        except TimeoutError:
-            self._die(f"a step did not return within {CALL_TIMEOUT_S:g} s")
+        except TimeoutError:  # and with that the executor knows
+            limit_s = self.config.step_timeout_s + GRACE_S
+            self._fail_step(f"execute_model did not return within {limit_s:g} s", can_go_on=False)
         except Exception as error:
             logger.exception("step %d failed", step.step_id)
             self._fail_step(str(error))
         else:
+            self._num_failures = 0
             self.scheduler.update(step, output)
 
-    def _fail_step(self, error: str) -> None:
-        """End the requests of a failed step and forget the steps behind it; if its workers cannot go on, end all."""
+    def _fail_step(self, error: str, *, can_go_on: bool = True) -> None:
+        """Forget a failed step and those behind it; their requests end, unless new workers can go on with them."""
         self._in_flight.clear()
+        can_go_on &= self.config.world_size == 1  # else others may wait, in mid-step, for the one that failed
         try:
             self.executor.check_health()
         except ExecutorError as reason:
-            self._die(f"{error}; {reason}")
-        else:
+            can_go_on = False
+            error = str(reason) if error in str(reason) else f"{error}; {reason}"
+        if self.config.restart_workers:
+            self._failure = error
+        elif can_go_on:
             self.scheduler.fail_running(error)
+        else:
+            self._die(error)
 
     def _die(self, reason: str) -> None:
         self._dead = reason
@@ -318,7 +329,7 @@ class EngineCore:
 
     def _release_free_slabs(self) -> None:
         """Give free slabs' memory back; if the worker cannot even do that, its next step will say so."""
-        if self._dead is None and not self._in_flight:
+        if self._dead is None and self._failure is None and not self._in_flight:
             try:
                 self._pool_memory.release_free_slabs()
             except GirihError:

@@ -57,15 +57,18 @@ class EngineStats:
         num_running: requests that hold a row and pages.
         num_waiting: requests that wait, new or preempted.
         num_preemptions: times a request lost its pages, since start-up.
+        num_restarts: times new workers took the place of failed ones.
         num_steps: steps since start-up.
         kv_cache_usage: share of the slabs that hold a page in use.
         moved_bytes: bytes of pages that changed place in the pools of all workers, to empty a slab, since start-up.
-        cache: the cache manager's own counts: tokens hit and lost, pages evicted and moved, slabs and pages now.
+        cache: the cache manager's own counts: tokens hit and lost, pages evicted and moved, slabs and pages now;
+            since the workers were last started.
     """
 
     num_running: int
     num_waiting: int
     num_preemptions: int
+    num_restarts: int
     num_steps: int
     kv_cache_usage: float
     moved_bytes: int

@@ -6,6 +6,7 @@ so that a new feature of a worker changes no executor. Bring-up is written once,
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,19 +23,20 @@ class Answer(Future[Any]):
     """The future of a call that tells when somebody has given up waiting for it.
 
     Args:
-        give_up: called with the seconds waited.
+        give_up: called with the seconds waited: the time limit or, if that was 0, those since the call was made.
     """
 
     def __init__(self, give_up: Callable[[float | None], None]):
         super().__init__()
         self._give_up = give_up
+        self._start_s = time.monotonic()
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the result; see `Future.result`."""
         try:
             return super().result(timeout)
         except TimeoutError:  # ours: one that the worker raises comes as an ExecutorError
-            self._give_up(timeout)
+            self._give_up(timeout or round(time.monotonic() - self._start_s, 1))
             raise
 
 

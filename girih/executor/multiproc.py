@@ -53,6 +53,7 @@ def create(config: EngineConfig) -> Executor:
         MakeWorker(config),
         num_workers=config.world_size,
         output_rank=config.world_size - config.tensor_parallel_size,  # the first rank of the last stage
+        step_timeout_s=config.step_timeout_s,
     )
 
 
@@ -72,17 +73,25 @@ class MakeWorker:
 
 
 class MultiProcExecutor(Executor):
-    """Runs workers in processes; see the module. `step_timeout_s` is how long a step may take.
+    """Runs workers in processes; see the module.
 
     Args:
         make_worker: creates the worker, called in its process with its rank and with where the workers meet: an
             init_method of torch.distributed, None for a lone worker. It is pickled, so a class or a value of one.
         num_workers: ranks.
         output_rank: whose output of a step is the step's.
+        step_timeout_s: how long a step may take, from when the one before it has ended.
     """
 
-    def __init__(self, make_worker: Callable[[int, str | None], Any], *, num_workers: int, output_rank: int):
-        self.step_timeout_s = CALL_TIMEOUT_S
+    def __init__(
+        self,
+        make_worker: Callable[[int, str | None], Any],
+        *,
+        num_workers: int,
+        output_rank: int,
+        step_timeout_s: float = CALL_TIMEOUT_S,
+    ):
+        self.step_timeout_s = step_timeout_s
         self._make_worker = make_worker
         self._ranks = tuple(range(num_workers))
         self._output_rank = output_rank

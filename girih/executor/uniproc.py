@@ -39,14 +39,15 @@ class UniProcExecutor(Executor):
 
     def __init__(self, make_worker: Callable[[], Any]):
         self._make_worker = make_worker
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._worker: Any = None
         self._failure: str | None = "it was not started"
 
     def start(self) -> None:
         """Create the worker on its thread; see `Executor.start`."""
-        self._thread = threading.Thread(target=self._serve, name="girih-worker-0", daemon=True)
+        # a new queue, as a thread that was stuck before a shutdown may still read the old one
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, args=(self._calls,), name="girih-worker-0", daemon=True)
         self._thread.start()
         self._failure = None
         self._worker = self._wait(self._submit("start", self._make_worker), CALL_TIMEOUT_S)
@@ -95,9 +96,10 @@ class UniProcExecutor(Executor):
         elif released is not None:
             released.result()
 
-    def _serve(self) -> None:
+    @staticmethod
+    def _serve(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
         """Run calls one after another, on the worker's thread, until told to end."""
-        while (item := self._calls.get()) is not None:
+        while (item := calls.get()) is not None:
             future, call = item
             try:
                 future.set_result(call())

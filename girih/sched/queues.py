@@ -17,7 +17,7 @@ class RequestQueues:
 
         add ──> waiting ──enter──> running ──leave──> gone
                    ^                  │
-                   └─────preempt──────┘
+                   └─────preempt──────┘   or start_over, all of them
 
     Args:
         manager: frees the pages of whoever gives up its row.
@@ -55,10 +55,15 @@ class RequestQueues:
 
     def preempt(self, request: RequestState) -> None:
         """Take a running request's pages; it waits again with its tokens, before all that came after it."""
-        self._give_up_row(request)
+        self._wait_again(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
-        insort(self.waiting, request, key=self.order)
+
+    def start_over(self, manager: KVCacheManager) -> None:
+        """Let all running requests wait again, as their pages are lost; from now on pages are this manager's."""
+        for request in list(self.running):
+            self._wait_again(request)
+        self._manager = manager
 
     def leave(self, request: RequestState) -> None:
         """Drop a request for good, with its pages."""
@@ -78,6 +83,10 @@ class RequestQueues:
         """Return, for each running request in order, how many known tokens are not computed, int32 [n]."""
         rows = self.running_rows()
         return self.rows.num_tokens[rows] - self._manager.num_computed_tokens[rows]
+
+    def _wait_again(self, request: RequestState) -> None:
+        self._give_up_row(request)
+        insort(self.waiting, request, key=self.order)
 
     def _give_up_row(self, request: RequestState) -> None:
         assert request.row is not None, request.request_id

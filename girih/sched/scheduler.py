@@ -185,6 +185,20 @@ class Scheduler:
             if request.row is not None:
                 self.queues.rows.limit(request.row)
 
+    def start_over(self, manager: KVCacheManager, max_request_tokens: int) -> None:
+        """Let all requests be computed again from their tokens; the steps under way are of no use any more.
+
+        Args:
+            manager: new, without a request.
+            max_request_tokens: the longest request now; one that is as long already ends with an error.
+        """
+        self._under_way.clear()
+        self.queues.start_over(manager)
+        self.manager = manager
+        error = f"new workers can serve requests of up to {max_request_tokens} tokens; this one is as long"
+        self._fail([(r, error) for r in self.queues.by_id.values() if r.num_tokens >= max_request_tokens])
+        self.limit_requests(max_request_tokens)
+
     def fail_running(self, error: str) -> None:
         """End every running request with an error and forget all cached prefixes: a step went wrong half-way.
 

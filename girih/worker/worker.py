@@ -13,7 +13,7 @@ from girih.device import Device
 from girih.kv.config import KVCacheConfig
 from girih.kv.spec import KVCacheSpec
 from girih.layers.dtypes import torch_dtype
-from girih.layers.parallel import connect
+from girih.layers.parallel import TIMEOUT_S, connect
 from girih.messages import StepInput, StepOutput
 from girih.models import build_model
 from girih.parallel import place_of
@@ -53,7 +53,9 @@ class Worker:
         model_config = load_config(directory)
         arch.check_tensor_parallel(model_config, self.config.tensor_parallel_size)
         place = place_of(self.config, self.rank, arch.num_layers(model_config))
-        self.ranks = connect(place, self.rendezvous, backend=self.device.collective_backend())
+        # longer than a step may take: the executor, which knows more, tells first who is late
+        timeout_s = max(TIMEOUT_S, 2 * self.config.step_timeout_s)
+        self.ranks = connect(place, self.rendezvous, backend=self.device.collective_backend(), timeout_s=timeout_s)
         if self.ranks.num_local > 1:
             self.device.divide_cores(self.ranks.num_local)
         dtype = torch_dtype(arch.resolve_dtype(self.config.dtype, model_config))

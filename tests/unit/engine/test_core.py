@@ -214,8 +214,8 @@ def test_a_dead_worker_ends_all_requests_and_no_more_are_taken(make_core):
 
 
 def test_a_step_that_never_returns_is_an_error_in_bounded_time(make_core, monkeypatch):
-    monkeypatch.setattr("girih.engine.core.CALL_TIMEOUT_S", 0.02)
-    core = make_core(FakeExecutor({"execute_model": None}))
+    monkeypatch.setattr("girih.engine.core.GRACE_S", 0.01)
+    core = make_core(FakeExecutor({"execute_model": None}), step_timeout_s=0.01)
     core.add_request([1, 2], PARAMS)
     (result,) = collect(core.step(), {}).values()
     assert "did not return within 0.02 s" in result.error

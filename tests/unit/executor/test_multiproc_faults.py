@@ -119,17 +119,18 @@ def test_who_gives_up_waiting_for_a_step_marks_the_workers_as_failed(executor):
         executor.check_health()
 
 
-@pytest.mark.parametrize("ends_by", ["time", "death"])
-def test_a_message_that_a_stopped_worker_leaves_in_the_ring_is_a_bounded_wait(executor, ends_by):
+@pytest.mark.parametrize(
+    ("ends_by", "timeout_s", "text"),
+    [("time", 1, r"total .* within 1 s; stopped by a signal: worker of rank 1$"), ("death", 30, "rank 0 was killed")],
+)
+def test_a_message_that_a_stopped_worker_leaves_in_the_ring_is_a_bounded_wait(executor, ends_by, timeout_s, text):
     os.kill(pids(executor)[1], signal.SIGSTOP)
     start = time.monotonic()
-    text = r"total .* within 1 s; stopped by a signal: worker of rank 1$"
     if ends_by == "death":
         later(0.2, os.kill, pids(executor)[0], signal.SIGKILL)
-        text = "rank 0 was killed"
     with pytest.raises(ExecutorError, match=text):
-        executor.collective_rpc("total", (bytes(30 << 20),), timeout_s=1)
-    assert time.monotonic() - start < 1.5
+        executor.collective_rpc("total", (bytes(30 << 20),), timeout_s=timeout_s)
+    assert time.monotonic() - start < 5
 
 
 def test_an_error_behind_the_output_of_its_step_ends_everything(executor):

@@ -1,0 +1,84 @@
+"""Bring-up, written once for every executor, at the start and whenever workers are started anew:
+
+plan from config.json -> start workers -> load model -> compare specs -> measure memory -> plan -> bind -> warm up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from girih.config import EngineConfig
+from girih.engine.checks import check_bound, check_specs
+from girih.engine.expectations import expected_specs, most_memory
+from girih.engine.report import StartupReport
+from girih.executor._base import Executor
+from girih.kv.config import KVCacheConfig
+from girih.kv.plan import get_kv_cache_configs
+from girih.kv.spec import KVCacheSpec
+
+
+def bring_up(
+    config: EngineConfig, model_config: Mapping[str, Any], model_limit: int, executor: Executor, report: StartupReport
+) -> list[KVCacheConfig]:
+    """Start the workers and give each its model and its KV cache.
+
+    Args:
+        config: the options.
+        model_config: config.json.
+        model_limit: the longest request in tokens that the model was made for.
+        executor: its workers are not running.
+        report: gets the time of every phase, and the memory found.
+
+    Returns:
+        The plan of every worker, by rank.
+
+    Raises:
+        GirihError: a worker failed, or the model does not fit; workers may be running.
+    """
+    rpc = executor.collective_rpc
+    with report.phase("plan from config.json"):
+        expected = expected_specs(config, model_config)
+        _plan(config, model_limit, expected, most_memory(config, model_config))
+    with report.phase("start workers"):
+        executor.start()
+    with report.phase("load model"):
+        rpc("load_model")
+    with report.phase("compare cache specs"):
+        specs = rpc("get_kv_cache_spec")
+        check_specs(expected, specs)
+    with report.phase("measure memory"):
+        available_bytes = _available_memory(config, executor, report)
+    with report.phase("plan KV cache"):
+        configs = _plan(config, model_limit, specs, available_bytes)
+    with report.phase("bind KV cache"):
+        bound = rpc("initialize_from_config", args_by_rank=[(kv_config,) for kv_config in configs])
+        check_bound(configs, bound)
+    with report.phase("warm up"):
+        rpc("compile_or_warm_up_model")
+    return configs
+
+
+def _available_memory(config: EngineConfig, executor: Executor, report: StartupReport) -> list[int]:
+    if config.kv_cache_memory_bytes is not None:
+        return [config.kv_cache_memory_bytes] * config.world_size
+    report.note_memory(executor.collective_rpc("determine_available_memory"))
+    return [measured.available_bytes for measured in report.memory]
+
+
+def _plan(
+    config: EngineConfig,
+    model_limit: int,
+    specs: Sequence[Mapping[str, KVCacheSpec]],
+    available_bytes: Sequence[int],
+) -> list[KVCacheConfig]:
+    return get_kv_cache_configs(
+        specs,
+        available_bytes,
+        max_model_len=config.max_model_len,
+        model_limit=model_limit,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        block_size=config.block_size,
+        memory_option=config.memory_option,
+    )
