@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -132,3 +133,10 @@ def is_running(pid):
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
         return file.read().rpartition(")")[2].split()[0] not in "ZX"
     return False
+
+
+def named_memory(pid):
+    """Return what a process has of /dev/shm, which others could leave behind for ever; other programs use it too."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    descriptors = [os.path.realpath(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return [place for place in maps + descriptors if "/dev/shm/" in place and not place.endswith("(deleted)")]

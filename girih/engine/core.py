@@ -310,7 +310,6 @@ class EngineCore:
     def _fail_step(self, error: str, *, can_go_on: bool = True) -> None:
         """Forget a failed step and those behind it; their requests end, unless new workers can go on with them."""
         self._in_flight.clear()
-        can_go_on &= self.config.world_size == 1  # else others may wait, in mid-step, for the one that failed
         try:
             self.executor.check_health()
         except ExecutorError as reason:

@@ -54,10 +54,12 @@ class Calls:
 
     Args:
         on_failure: called when the workers cannot be used any more, before anybody is told; must not wait.
+        num_workers: that there are.
     """
 
-    def __init__(self, on_failure: Callable[[], None]) -> None:
+    def __init__(self, on_failure: Callable[[], None], num_workers: int) -> None:
         self._on_failure = on_failure
+        self._is_alone = num_workers == 1
         self._lock = threading.Lock()
         self._failure: str | None = "they were not started"
         self._pending: dict[int, Call] = {}
@@ -115,13 +117,16 @@ class Calls:
     def error(self, tag: int, error: GirihError) -> None:
         """Take in an error of one rank, which ends the call.
 
-        An error behind a good result means that this rank lacks what the others have: then nothing goes on.
+        Nothing goes on after an error behind a good result, as this rank lacks what the others have; nor, with several
+        workers, after one of a step, in the middle of which others may wait for this rank.
         """
         with self._lock:
             call = self._remove(tag)
             is_news = tag not in self._failed_tags
             self._failed_tags.add(tag)
         if call is not None:
+            if call.is_step and not self._is_alone:
+                self.fail(str(error))
             call.future.set_exception(error)
         elif is_news:
             self.fail(str(error))

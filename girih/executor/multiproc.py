@@ -34,7 +34,7 @@ from girih.messages import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
 
-SHUTDOWN_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 2.0
 """How long workers get to finish what they do and to release what they hold."""
 
 SIGNAL_TIMEOUT_S = 1.0
@@ -95,7 +95,7 @@ class MultiProcExecutor(Executor):
         self._make_worker = make_worker
         self._ranks = tuple(range(num_workers))
         self._output_rank = output_rank
-        self._calls = Calls(on_failure=self._stop_sending)
+        self._calls = Calls(on_failure=self._stop_sending, num_workers=num_workers)
         self._sending = threading.Lock()  # a message goes into the ring as a whole
         self._watcher: threading.Thread | None = None
 

@@ -10,6 +10,7 @@ from girih.checkpoint.hf_config import eos_token_ids, load_config
 from girih.checkpoint.resolve import resolve_model
 from girih.config import EngineConfig
 from girih.device import Device
+from girih.errors import ConfigError
 from girih.kv.config import KVCacheConfig
 from girih.kv.spec import KVCacheSpec
 from girih.layers.dtypes import torch_dtype
@@ -118,8 +119,12 @@ class Worker:
 
         Raises:
             BindingError: plan and layers do not match.
+            ConfigError: the system does not give that much memory; names this worker.
         """
-        buffer = self.device.allocate(kv_cache_config.total_bytes)
+        try:
+            buffer = self.device.allocate(kv_cache_config.total_bytes)
+        except ConfigError as error:
+            raise ConfigError(f"worker of rank {self.rank} {error}") from error
         buffer[kv_cache_config.pool_bytes :].zero_()  # the null page
         self.buffer, self.kv_cache_config = buffer, kv_cache_config
         self.runner.bind(make_views(buffer, kv_cache_config), PagePool(buffer, kv_cache_config), kv_cache_config)

@@ -70,15 +70,6 @@ def test_without_it_dead_workers_end_every_request(make_core):
         core.add_request([1], PARAMS)
 
 
-def test_workers_of_which_one_raised_are_of_no_more_use_to_each_other(make_core, monkeypatch):
-    """The others may wait, in the middle of the step, for the share of the one that raised."""
-    core = make_core(FailingExecutor({3}))
-    core.config = core.config.__class__(**{**vars(core.config), "executor": "multiproc", "tensor_parallel_size": 2})
-    assert {error for _, _, error in run_all(core)} == {"rank 0: x"}
-    with pytest.raises(ExecutorError, match="takes no more requests: rank 0: x"):
-        core.add_request([1], PARAMS)
-
-
 def test_a_request_that_no_worker_survives_does_not_take_those_that_wait_along(make_core):
     executor = FailingExecutor({2, 3, 4})
     core = make_core(executor, restart_workers=True, async_scheduling=False)

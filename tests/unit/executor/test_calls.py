@@ -11,7 +11,7 @@ from girih.executor._calls import Calls
 @pytest.fixture
 def calls():
     failures = []
-    calls = Calls(on_failure=lambda: failures.append(1))
+    calls = Calls(on_failure=lambda: failures.append(1), num_workers=1)
     calls.failures = failures
     calls.open()
     return calls
@@ -43,6 +43,18 @@ def test_the_first_error_ends_a_call_and_those_of_the_others_are_the_same_failur
     calls.error(tag, ExecutorError("second"))
     calls.answer(tag, 1, 1)
     calls.check()
+
+
+def test_an_error_of_a_step_ends_everything_where_others_may_wait_for_the_worker():
+    calls = Calls(on_failure=lambda: None, num_workers=2)
+    calls.open()
+    (tag, first), (_, second) = step(calls), step(calls)
+    error = ExecutorError("worker of rank 1 failed")
+    calls.error(tag, error)
+    assert first.future.exception(0) is error
+    assert str(second.future.exception(0)) == str(error)
+    with pytest.raises(ExecutorError, match="cannot be used: worker of rank 1 failed"):
+        calls.check()
 
 
 def test_an_error_behind_the_output_of_its_step_ends_everything(calls):

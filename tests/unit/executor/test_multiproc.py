@@ -111,22 +111,34 @@ def test_an_unknown_method_and_what_cannot_be_sent_are_errors_and_no_more(execut
     assert executor.collective_rpc("same", ("fine",)) == ["fine" for _ in ranks(executor)]
 
 
-def test_an_error_of_the_output_rank_fails_its_step_only(executor):
-    bad = executor.execute_model({"raise": "y", "rank": executor._output_rank})
+def test_an_error_of_a_lone_worker_fails_its_step_only():
+    executor = made(1)
+    executor.start()
+    bad = executor.execute_model({"raise": "y"})
     good = executor.execute_model("next")
-    with pytest.raises(ExecutorError, match=f"rank {executor._output_rank} failed in execute_model: ValueError: y"):
+    with pytest.raises(ExecutorError, match="rank 0 failed in execute_model: ValueError: y"):
         bad.result(5)
-    assert good.result(5) == (executor._output_rank, "next")
+    assert good.result(5) == (0, "next")
     executor.check_health()
+    executor.shutdown()
 
 
-def test_an_error_of_another_rank_before_the_output_fails_the_step_only(executor):
-    slow = executor.execute_model({"sleep": 0.3, "rank": executor._output_rank})  # so that rank 0 is ahead
-    bad = executor.execute_model({"raise": "z", "rank": 0})
-    with pytest.raises(ExecutorError, match="rank 0 failed in execute_model: ValueError: z"):
-        bad.result(5)
-    assert slow.result(5)[0] == executor._output_rank
-    assert executor.execute_model("next").result(5) == (executor._output_rank, "next")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_of_one_of_several_ends_all_steps_as_others_may_wait_for_it_in_the_middle(rank):
+    executor = made(2)
+    executor.start()
+    before = executor.execute_model({"sleep": 0.3, "rank": 1})  # so that rank 0 is ahead
+    bad = executor.execute_model({"raise": "z", "rank": rank})
+    behind = executor.execute_model("next")
+    assert rank == 0 or before.result(5)[0] == 1
+    for future in (bad, behind):
+        with pytest.raises(ExecutorError, match=f"rank {rank} failed in execute_model: ValueError: z"):
+            future.result(5)
+    with pytest.raises(ExecutorError, match=f"cannot be used: .*rank {rank} failed in execute_model"):
+        executor.check_health()
+    start = time.monotonic()
+    executor.shutdown()
+    assert time.monotonic() - start < multiproc.SHUTDOWN_TIMEOUT_S, "nobody was asked to release anything"
 
 
 def test_workers_ignore_ctrl_c_and_are_in_no_group_that_the_terminal_signals(executor):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_worker import StubbornToyWorker, ToyWorker, is_running
+from toy_worker import StubbornToyWorker, ToyWorker, is_running, named_memory
 
 from girih.errors import ExecutorError
 from girih.executor import multiproc
@@ -187,13 +187,6 @@ def test_workers_outlive_the_thread_that_started_them():
     time.sleep(0.2)
     assert executor.collective_rpc("add", (1,)) == [1, 1]
     executor.shutdown()
-
-
-def named_memory(pid):
-    """Return what a process has of /dev/shm, which others could leave behind for ever; other programs use it too."""
-    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    descriptors = [os.path.realpath(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return [place for place in maps + descriptors if "/dev/shm/" in place and not place.endswith("(deleted)")]
 
 
 PROGRAM = """
