@@ -12,7 +12,7 @@ from toy_worker import BrokenToyWorker, SlowToyWorker, ToyWorker, UnreleasableTo
 
 from girih.config import EngineConfig
 from girih.errors import CapacityError, ExecutorError
-from girih.executor import multiproc
+from girih.executor import _remote, multiproc
 from girih.executor.multiproc import MultiProcExecutor
 
 NUM_WORKERS = (2, 4)
@@ -230,7 +230,7 @@ def test_after_a_shutdown_it_can_be_started_again():
 
 
 def test_a_busy_worker_does_not_fail_the_shutdown_and_what_it_owes_fails(monkeypatch, caplog):
-    monkeypatch.setattr(multiproc, "SHUTDOWN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(_remote, "SHUTDOWN_TIMEOUT_S", 0.3)
     executor = made()
     executor.start()
     running = pids(executor)
