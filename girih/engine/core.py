@@ -202,7 +202,7 @@ class EngineCore:
         report, rpc = self.startup_report, self.executor.collective_rpc
         with report.phase("plan from config.json"):
             expected = expected_specs(self.config, self.model_config)
-            self._plan(expected, most_memory(self.config, self.model_config))
+            self._plan(expected, most_memory(self.config, self.model_config, self.executor.workers_are_local))
         with report.phase("start workers"):
             self.executor.start()
         with report.phase("load model"):
