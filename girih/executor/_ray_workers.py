@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import sys
 from concurrent.futures import Future
 from typing import Any
@@ -45,7 +46,6 @@ class RayWorkers:
         self._places: PlacementGroup | None = None
         self._actors: list[Any] = []
         self._introductions: list[Introduction] = []
-        self._ends: list[Any] = []
 
     def start(self) -> list[Future[Any]]:
         """Make the actors.
@@ -72,8 +72,7 @@ class RayWorkers:
             for rank, place in enumerate(_in_order(places))
         ]
         self._meet()
-        self._ends = [actor.until_end.options(concurrency_group="end").remote() for actor in self._actors]
-        return [end.future() for end in self._ends]
+        return [actor.until_end.options(concurrency_group="end").remote().future() for actor in self._actors]
 
     @property
     def rendezvous(self) -> str | None:
@@ -97,17 +96,20 @@ class RayWorkers:
         return f"the worker of rank {rank}{where} has ended: {_in_short(error)}"
 
     def end(self, timeout_s: float) -> None:
-        """End the actors, give their places back, and wait until they are gone."""
+        """End the actors and give their places back; those on this machine are waited for, others' end is Ray's task.
+
+        Args:
+            timeout_s: to wait for each; Ray itself takes some seconds for one that is stopped by a signal.
+        """
         for actor in self._actors:
             with contextlib.suppress(RayError):
                 ray.kill(actor)
         if self._places is not None:
             remove_placement_group(self._places)
-        if self._ends:
-            _, running = ray.wait(self._ends, num_returns=len(self._ends), timeout=timeout_s)
-            if running:
-                who = name_ranks([self._ends.index(end) for end in running])
-                logger.error("%s: Ray does not end it within %g s", who, timeout_s)
+        here = ray.util.get_node_ip_address()
+        for rank, other in enumerate(self._introductions):
+            if other.address == here and not _has_ended(other.pid, timeout_s):
+                logger.error("Ray does not end the worker of rank %d: process %d", rank, other.pid)
 
     def _reserve(self) -> PlacementGroup:
         """Wait for the CPUs."""
@@ -156,6 +158,20 @@ def _in_order(group: PlacementGroup) -> list[PlacementGroupSchedulingStrategy]:
     here = ray.get_runtime_context().get_node_id()
     order = sorted(nodes, key=lambda bundle: (nodes[bundle] != here, nodes[bundle], bundle))
     return [PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle) for bundle in order]
+
+
+def _has_ended(pid: int, timeout_s: float) -> bool:
+    """Wait for the end of a process of this machine, not always a child; tells whether it has come."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(timeout_s * 1000))
+    finally:
+        os.close(descriptor)
 
 
 def _in_short(error: BaseException) -> str:
