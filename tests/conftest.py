@@ -1,8 +1,11 @@
 """Fixtures shared by all tests: the two real models, fetched once, and one thread for the tiny ones."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +33,22 @@ def all_cores_for_real_models(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(os.cpu_count() or 1)
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Connect to a Ray cluster of two nodes with 2 CPUs each; its tests are in the xdist group "ray", to share it."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="ray-")  # short, as the names of sockets are in it
+    node = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
+    try:
+        cluster.add_node(**node)
+        ray.init(address=cluster.address, logging_level="error")
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -39,7 +39,7 @@ def bring_up(
     rpc = executor.collective_rpc
     with report.phase("plan from config.json"):
         expected = expected_specs(config, model_config)
-        _plan(config, model_limit, expected, most_memory(config, model_config))
+        _plan(config, model_limit, expected, most_memory(config, model_config, executor.workers_are_local))
     with report.phase("start workers"):
         executor.start()
     with report.phase("load model"):

@@ -10,6 +10,9 @@ from girih.config import EngineConfig
 from girih.kv.spec import KVCacheSpec
 from girih.units import dtype_bytes
 
+UNKNOWN_BYTES = 1 << 50
+"""More than any worker has: a plan with it refuses only what no memory would help."""
+
 
 def expected_specs(options: EngineConfig, model_config: Mapping[str, Any]) -> list[dict[str, KVCacheSpec]]:
     """Say what each worker's layers will ask for; no backend was asked, so blocks are of any size.
@@ -32,11 +35,19 @@ def expected_specs(options: EngineConfig, model_config: Mapping[str, Any]) -> li
     ]
 
 
-def most_memory(options: EngineConfig, model_config: Mapping[str, Any]) -> list[int]:
-    """Return an upper bound of the bytes that each worker has for its KV cache, by rank; arguments as above."""
+def most_memory(options: EngineConfig, model_config: Mapping[str, Any], workers_are_local: bool) -> list[int]:
+    """Return an upper bound of the bytes that each worker has for its KV cache, by rank.
+
+    Args:
+        options: of the engine.
+        model_config: config.json.
+        workers_are_local: whether the workers share this machine's memory; of other machines' nothing is known yet.
+    """
     ranks = options.tensor_parallel_size
     if options.kv_cache_memory_bytes is not None:
         return [options.kv_cache_memory_bytes] * options.world_size
+    if not workers_are_local:
+        return [UNKNOWN_BYTES] * options.world_size
     device = plugins.load("girih.device", options.device, what="device")
     budget_bytes = int(options.memory_utilization * device.memory_facts().total_bytes)
     element_bytes = dtype_bytes(arch.resolve_dtype(options.dtype, model_config))

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, ClassVar
 
 from girih.errors import ExecutorError, GirihError
 from girih.messages import StepInput, StepOutput
@@ -48,7 +48,12 @@ def worker_error(rank: int, method: str, error: BaseException) -> GirihError:
 
 
 class Executor(ABC):
-    """Owns the workers and carries calls to them."""
+    """Owns the workers and carries calls to them.
+
+    `workers_are_local` tells whether all of them are on this machine, so that its memory is the most they can have.
+    """
+
+    workers_are_local: ClassVar[bool] = True
 
     @abstractmethod
     def start(self) -> None:

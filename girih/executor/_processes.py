@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from girih.executor._ring import Ring, RingReader
+from girih.executor._served import package_paths
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class WorkerProcess:
         self.answers = RingReader(answers)
         setup = {
             "sys_path": [str(folder) for folder in sys.path],
-            "package_paths": _package_paths(),
+            "package_paths": package_paths(),
             "rank": rank,
             "parent_pid": os.getpid(),
             "log_level": logging.getLogger().getEffectiveLevel(),
@@ -120,10 +121,3 @@ def end_processes(processes: Sequence[WorkerProcess], timeout_s: float) -> None:
     for process in processes:
         if process.exit_code() is None:
             logger.error("the worker of rank %d does not end: process %d", process.rank, process.pid)
-
-
-def _package_paths() -> dict[str, list[str]]:
-    """Return the packages of Girih that were given folders of plug-ins, which workers must find too."""
-    packages = {name: module for name, module in sys.modules.items() if name.startswith("girih.")}
-    paths = {name: list(getattr(module, "__path__", ())) for name, module in packages.items()}
-    return {name: folders for name, folders in paths.items() if len(folders) > 1}

@@ -7,41 +7,16 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import importlib
 import logging
 import os
 import signal
-import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from girih.executor._base import CALL_TIMEOUT_S, worker_error
-from girih.executor._frames import Buffer, Message, SentError, pack
+from girih.executor._base import CALL_TIMEOUT_S
 from girih.executor._ring import Ring, RingReader, RingWriter
+from girih.executor._served import Served, add_package_paths
 
-START, SHUTDOWN = "start", "shutdown"
 _PR_SET_PDEATHSIG = 1
-
-
-class Served:
-    """The worker and the calls to it.
-
-    Args:
-        rank: of the worker.
-    """
-
-    def __init__(self, rank: int):
-        self.rank = rank
-        self.worker: Any = None
-
-    def call(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Make the worker, or call a method of it; `SHUTDOWN` needs no worker."""
-        if method == START:
-            make_worker, rendezvous = args
-            self.worker = make_worker(self.rank, rendezvous)
-            return None
-        if method == SHUTDOWN and self.worker is None:
-            return None
-        return getattr(self.worker, method)(*args)
 
 
 def main(
@@ -67,8 +42,7 @@ def main(
     faulthandler.enable()
     text = f"worker of rank {rank}: %(levelname)s: %(name)s: %(message)s"
     logging.basicConfig(level=log_level, format=text)
-    for package, folders in package_paths.items():
-        importlib.import_module(package).__path__[:] = folders  # in place: its spec shares the list
+    add_package_paths(package_paths)
     _serve(Served(rank), RingReader(Ring(*commands)), RingWriter(Ring(*answers)))  # type: ignore[arg-type]
     logging.shutdown()
     os._exit(0)  # what libraries do at the end of an interpreter may hang
@@ -77,28 +51,10 @@ def main(
 def _serve(served: Served, commands: RingReader, answers: RingWriter) -> None:
     is_over = False
     while not is_over:
-        parts, is_over = _answer(served, commands.receive())
+        parts, is_over = served.answer(commands.receive())
         if parts:
             answers.write(parts, CALL_TIMEOUT_S)
         del parts  # nothing of a finished call stays alive while waiting for the next
-
-
-def _answer(served: Served, message: Message) -> tuple[list[Buffer], bool]:
-    """Do one call; returns what to send back, if anything, and whether it was the last call."""
-    method = "a call that could not be read"
-    try:
-        method, args, args_by_rank, ranks = message.value()
-        value = served.call(method, args if args_by_rank is None else args_by_rank[served.rank])
-        parts = pack(message.tag, value) if served.rank in ranks else []
-    except BaseException as error:  # whatever it is belongs to the caller
-        parts = pack(message.tag, _sent(served.rank, method, error))
-    return parts, method == SHUTDOWN
-
-
-def _sent(rank: int, method: str, error: BaseException) -> SentError:
-    told = worker_error(rank, method, error)
-    told.add_note(f"on the worker of rank {rank}:\n{''.join(traceback.format_exception(error))}")
-    return SentError(told)
 
 
 def _die_with(parent_pid: int) -> None:

@@ -11,40 +11,30 @@ when the watcher's thread ends, thus also when this process is killed.
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 from girih.config import EngineConfig
-from girih.errors import ExecutorError, GirihError
-from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor
-from girih.executor._calls import Calls
-from girih.executor._frames import Buffer, SentError, pack
+from girih.errors import ExecutorError
+from girih.executor._base import Executor
+from girih.executor._frames import Buffer
 from girih.executor._processes import WorkerProcess, end_processes
+from girih.executor._remote import WATCH_INTERVAL_S, RemoteExecutor, name_ranks, read_answer
 from girih.executor._ring import Ring, RingWriter
-from girih.executor._worker_process import SHUTDOWN, START
-from girih.messages import StepInput, StepOutput
+from girih.executor._served import START, MakeWorker
 
 logger = logging.getLogger(__name__)
-
-SHUTDOWN_TIMEOUT_S = 2.0
-"""How long workers get to finish what they do and to release what they hold."""
 
 SIGNAL_TIMEOUT_S = 1.0
 """How long a process gets to end after its release, and after a signal."""
 
 BLAME_S = 0.05
 """How long an error of one worker waits for the news that another one has ended, which would explain it."""
-
-WATCH_INTERVAL_S = 1.0
-"""How often the watcher looks at the clock at least."""
 
 
 def create(config: EngineConfig) -> Executor:
@@ -57,47 +47,8 @@ def create(config: EngineConfig) -> Executor:
     )
 
 
-@dataclass(frozen=True)
-class MakeWorker:
-    """Makes an engine's worker, in the process that it is sent to.
-
-    Args:
-        config: the engine's options.
-    """
-
-    config: EngineConfig
-
-    def __call__(self, rank: int, rendezvous: str | None) -> Any:
-        """Make the worker of a rank; `rendezvous` says where it finds the others, None if there are none."""
-        return importlib.import_module("girih.worker.worker").Worker(self.config, rank, rendezvous)
-
-
-class MultiProcExecutor(Executor):
-    """Runs workers in processes; see the module.
-
-    Args:
-        make_worker: creates the worker, called in its process with its rank and with where the workers meet: an
-            init_method of torch.distributed, None for a lone worker. It is pickled, so a class or a value of one.
-        num_workers: ranks.
-        output_rank: whose output of a step is the step's.
-        step_timeout_s: how long a step may take, from when the one before it has ended.
-    """
-
-    def __init__(
-        self,
-        make_worker: Callable[[int, str | None], Any],
-        *,
-        num_workers: int,
-        output_rank: int,
-        step_timeout_s: float = CALL_TIMEOUT_S,
-    ):
-        self.step_timeout_s = step_timeout_s
-        self._make_worker = make_worker
-        self._ranks = tuple(range(num_workers))
-        self._output_rank = output_rank
-        self._calls = Calls(on_failure=self._stop_sending, num_workers=num_workers)
-        self._sending = threading.Lock()  # a message goes into the ring as a whole
-        self._watcher: threading.Thread | None = None
+class MultiProcExecutor(RemoteExecutor):
+    """Runs workers in processes of this machine; see the module, and `RemoteExecutor` for the arguments."""
 
     def start(self) -> None:
         """Start the processes and create the workers, all at the same time; see `Executor.start`."""
@@ -123,29 +74,6 @@ class MultiProcExecutor(Executor):
             self.shutdown()
             raise
 
-    def collective_rpc(
-        self,
-        method: str,
-        args: tuple[Any, ...] = (),
-        timeout_s: float | None = None,
-        *,
-        args_by_rank: Sequence[tuple[Any, ...]] | None = None,
-    ) -> list[Any]:
-        """Call all workers; see `Executor.collective_rpc`."""
-        if args_by_rank is not None and len(args_by_rank) != len(self._ranks):
-            raise ValueError(f"{method}: arguments for {len(args_by_rank)} workers, there are {len(self._ranks)}")
-        limit_s = CALL_TIMEOUT_S if timeout_s is None else timeout_s
-        answers: list[Any] = self._submit(method, args, args_by_rank, limit_s).result()  # the watcher keeps the time
-        return answers
-
-    def execute_model(self, step: StepInput) -> Future[StepOutput]:
-        """Hand one step to all workers; see `Executor.execute_model`."""
-        return self._submit("execute_model", (step,), None, self.step_timeout_s, is_step=True)
-
-    def check_health(self) -> None:
-        """Tell whether all workers were started, live, answer, and were not shut down; see `Executor.check_health`."""
-        self._calls.check()
-
     def shutdown(self) -> None:
         """Let the workers release what they hold and end their processes; see `Executor.shutdown`.
 
@@ -165,47 +93,21 @@ class MultiProcExecutor(Executor):
 
     # ---- sending
 
-    def _submit(
-        self,
-        method: str,
-        args: tuple[Any, ...],
-        args_by_rank: Sequence[tuple[Any, ...]] | None,
-        limit_s: float,
-        *,
-        is_step: bool = False,
-    ) -> Answer:
-        if not self._sending.acquire(timeout=limit_s):
-            raise ExecutorError(f"{method} could not be sent within {limit_s:g} s, as another call is being sent")
-        try:
-            ranks = (self._output_rank,) if is_step else self._ranks
-            tag, call = self._calls.add(method, ranks, limit_s, is_step=is_step)
-            try:
-                parts = pack(tag, (method, args, args_by_rank, ranks))
-            except Exception as error:  # pickle raises anything
-                self._calls.error(tag, ExecutorError(f"the arguments of {method} cannot be sent: {error}"))
-                return call.future
-            self._send(method, parts, limit_s)
-            if call.deadline < self._sleeps_until:
-                os.eventfd_write(self._wake, 1)
-            return call.future
-        finally:
-            self._sending.release()
-
-    def _send(self, method: str, parts: Sequence[Buffer], limit_s: float) -> None:
+    def _send(self, method: str, tag: int, parts: Sequence[Buffer], limit_s: float) -> None:
         """Write a message; if it cannot be written as a whole, the ring is of no use any more."""
         try:
             self._commands.write(parts, limit_s)
         except TimeoutError:
-            who = _name_ranks(self._commands.lagging())
+            who = name_ranks(self._commands.lagging())
             self._calls.fail(f"{who}: {method} was not taken within {limit_s:g} s{self._describe_stopped()}")
         except BrokenPipeError:
             pass  # workers failed meanwhile, and with them this call
-        except BaseException:
-            self._calls.fail(f"the sending of {method} was interrupted")
-            raise
 
     def _stop_sending(self) -> None:
         os.eventfd_write(self._failed, 1)
+
+    def _wake_watcher(self) -> None:
+        os.eventfd_write(self._wake, 1)
 
     # ---- the watcher's thread
 
@@ -248,17 +150,11 @@ class MultiProcExecutor(Executor):
             self._handlers[descriptor]()
         call = self._calls.overdue() if time.monotonic() >= self._sleeps_until else None
         if call is not None:
-            text = f"{call.method} did not return within {call.limit_s:g} s"
-            self._calls.fail(f"{_name_ranks(call.silent)}: {text}{self._describe_stopped()}")
+            self._fail_overdue(call)
 
     def _hear(self, process: WorkerProcess) -> None:
         for message in process.answers.take():
-            try:
-                value = message.value()
-                error = value.error() if isinstance(value, SentError) else None
-            except Exception as cause:  # pickle raises anything
-                text = f"{type(cause).__name__}: {cause}"
-                error = ExecutorError(f"worker of rank {process.rank}: its answer cannot be read: {text}")
+            value, error = read_answer(process.rank, message)
             if error is None:
                 self._calls.answer(message.tag, process.rank, value)
                 continue
@@ -284,21 +180,9 @@ class MultiProcExecutor(Executor):
 
     def _describe_stopped(self) -> str:
         stopped = [process.rank for process in self._processes if process.is_stopped()]
-        return f"; stopped by a signal: {_name_ranks(stopped)}" if stopped else ""
+        return f"; stopped by a signal: {name_ranks(stopped)}" if stopped else ""
 
     # ---- the end
-
-    def _release(self) -> GirihError | None:
-        """Let the workers release what they hold; returns what one raised. Who does not answer is killed later."""
-        if self._calls.failure is not None:
-            return None
-        try:
-            self._submit(SHUTDOWN, (), None, SHUTDOWN_TIMEOUT_S).result()
-        except GirihError as error:
-            if self._calls.failure is None:
-                return error
-            logger.warning("workers are killed without releasing what they hold: %s", error)
-        return None
 
     def _end(self, watcher: threading.Thread) -> None:
         if watcher.is_alive():  # the system may have refused the thread
@@ -320,9 +204,3 @@ class MultiProcExecutor(Executor):
                 ring.close()
             for descriptor in (self._meeting_place, self._wake, self._failed):
                 os.close(descriptor)
-
-
-def _name_ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"worker of rank {ranks[0]}"
-    return f"workers of ranks {', '.join(map(str, ranks))}"

@@ -1,0 +1,184 @@
+"""`RayExecutor`: calls go to actors as Ray's own, in order; their futures, and those of the actors' ends, come back.
+
+engine core  --- one message per call, to each actor --->  actor 0, actor 1, ...
+watcher: a thread that takes in answers and ends, one after another, and keeps the time
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from girih.errors import ExecutorError
+from girih.executor._frames import HEADER, Buffer, Message
+from girih.executor._ray_connection import CONNECTION
+from girih.executor._ray_workers import RayWorkers
+from girih.executor._remote import WATCH_INTERVAL_S, RemoteExecutor, read_answer
+from girih.executor._served import START
+
+logger = logging.getLogger(__name__)
+
+BLAME_S = 0.3
+"""How long an error of one worker waits for the news that another one has ended, which would explain it."""
+
+END_TIMEOUT_S = 10.0
+"""How long Ray gets to end the actors."""
+
+
+@dataclass(frozen=True)
+class News:
+    """What an actor said, or that it has ended.
+
+    Args:
+        rank: of its worker.
+        tag: of the call; None for the end.
+        future: done.
+    """
+
+    rank: int
+    tag: int | None
+    future: Future[Any]
+
+
+class RayExecutor(RemoteExecutor):
+    """Runs workers in actors; see the module, and `RemoteExecutor` for the arguments."""
+
+    workers_are_local = False
+
+    def start(self) -> None:
+        """Connect to Ray, make the actors and in them the workers; see `Executor.start`."""
+        assert self._watcher is None, "start is called once, or again after shutdown"
+        CONNECTION.join(len(self._ranks))
+        self._workers = RayWorkers(len(self._ranks))
+        self._inbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
+        self._has_ended = False
+        self._calls.open()
+        self._watcher = threading.Thread(target=self._watch, name="girih-ray-watcher", daemon=True)
+        self._watcher.start()
+        try:
+            for rank, end in enumerate(self._workers.start()):
+                end.add_done_callback(functools.partial(self._note, rank, None))
+            self.collective_rpc(START, (self._make_worker, self._workers.rendezvous))
+        except BaseException as error:
+            self._calls.fail(f"the start failed: {str(error) or type(error).__name__}")
+            self.shutdown()
+            raise
+
+    def shutdown(self) -> None:
+        """Let the workers release what they hold and end their actors; see `Executor.shutdown`.
+
+        Raises:
+            GirihError: a worker failed in its release; all actors have ended all the same.
+        """
+        watcher, self._watcher = self._watcher, None
+        if watcher is None:
+            return
+        try:
+            error = self._release()
+        finally:
+            self._end(watcher)
+        if error is not None:
+            raise error
+
+    # ---- sending
+
+    def _send(self, method: str, tag: int, parts: Sequence[Buffer], limit_s: float) -> None:
+        """Hand a message to Ray, which takes it at once."""
+        try:
+            answers = self._workers.send(b"".join(parts))
+        except Exception as error:  # Ray raises many kinds
+            self._calls.fail(f"{method} could not be sent: {type(error).__name__}: {error}")
+            return
+        for rank, answer in enumerate(answers):
+            answer.add_done_callback(functools.partial(self._note, rank, tag))
+
+    def _stop_sending(self) -> None:
+        """Do nothing, as sending does not wait."""
+
+    def _wake_watcher(self) -> None:
+        self._inbox.put(None)
+
+    def _note(self, rank: int, tag: int | None, future: Future[Any]) -> None:
+        """Pass news on from Ray's thread, which must not be held up."""
+        self._inbox.put(News(rank, tag, future))
+
+    # ---- the watcher's thread
+
+    def _watch(self) -> None:
+        try:
+            while not self._has_ended:
+                self._look()
+        except BaseException as error:
+            logger.exception("the watcher of the workers failed")
+            self._calls.fail(f"their watcher failed: {type(error).__name__}: {error}")
+
+    def _look(self) -> None:
+        """Sleep until something happens or time is up, and deal with it."""
+        self._sleeps_until = float("inf")  # calls that come from here on wake this thread
+        now = time.monotonic()
+        self._sleeps_until = min(self._calls.next_deadline(), now + WATCH_INTERVAL_S)
+        news = self._next(self._sleeps_until - now)
+        if news is not None:
+            self._take_in(news, BLAME_S)
+        call = self._calls.overdue() if time.monotonic() >= self._sleeps_until else None
+        if call is not None:
+            self._fail_overdue(call)
+
+    def _next(self, timeout_s: float) -> News | None:
+        try:
+            return self._inbox.get(timeout=max(0.0, timeout_s))
+        except queue.Empty:
+            return None
+
+    def _take_in(self, news: News, patience_s: float) -> None:
+        """Take in an answer or an end; an error first waits for the end that may explain it."""
+        failure = news.future.exception()
+        if failure is not None:
+            self._calls.fail(self._workers.describe_end(news.rank, failure))
+            return
+        data = news.future.result()
+        if news.tag is None or not data:  # nobody waits for this answer
+            return
+        message = Message(data[: HEADER.size], bytearray(data[HEADER.size :]))
+        value, error = read_answer(news.rank, message)
+        if error is None:
+            self._calls.answer(news.tag, news.rank, value)
+            return
+        is_alone = not isinstance(error, ExecutorError) or len(self._ranks) == 1
+        others = [] if is_alone else self._await_end(patience_s)
+        self._calls.error(news.tag, error)
+        for other in others:
+            self._take_in(other, 0.0)
+
+    def _await_end(self, timeout_s: float) -> list[News]:
+        """Wait for an actor's end, which fails everything; returns the other news of this time."""
+        deadline, others = time.monotonic() + timeout_s, []
+        while self._calls.failure is None and (left_s := deadline - time.monotonic()) > 0:
+            news = self._next(left_s)
+            if news is not None and news.future.exception() is not None:
+                self._take_in(news, 0.0)
+            elif news is not None:
+                others.append(news)
+        return others
+
+    # ---- the end
+
+    def _end(self, watcher: threading.Thread) -> None:
+        self._calls.fail("they were shut down")
+        self._has_ended = True
+        self._wake_watcher()
+        watcher.join()
+        # on a thread of its own, as Ray waits long for a cluster that is gone
+        ending = threading.Thread(target=self._workers.end, args=(END_TIMEOUT_S,), name="girih-ray-end", daemon=True)
+        ending.start()
+        ending.join(2 * END_TIMEOUT_S)
+        if ending.is_alive():
+            logger.error("the Ray cluster does not answer; it ends the workers when this process ends")
+        CONNECTION.leave()

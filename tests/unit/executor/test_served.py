@@ -1,0 +1,32 @@
+"""A worker and the calls to it, as messages."""
+
+import pytest
+from toy_worker import ToyWorker
+
+from girih.errors import ExecutorError
+from girih.executor._frames import HEADER, Message, SentError, pack
+from girih.executor._served import Served
+
+
+def call(served, method, *args):
+    (data,) = pack(1, (method, args, None, (0,)))
+    parts, _ = served.answer(Message(data[: HEADER.size], bytearray(data[HEADER.size :])))
+    answer = b"".join(parts)
+    value = Message(answer[: HEADER.size], bytearray(answer[HEADER.size :])).value()
+    if isinstance(value, SentError):
+        raise value.error()
+    return value
+
+
+@pytest.mark.parametrize("rendezvous", [None, "file:///somewhere"])
+def test_a_worker_that_failed_in_a_step_does_no_other_if_others_may_wait_for_it_in_that_step(rendezvous):
+    served = Served(0)
+    call(served, "start", ToyWorker, rendezvous)
+    with pytest.raises(ExecutorError, match="rank 0 failed in execute_model: ValueError: x"):
+        call(served, "execute_model", {"raise": "x"})
+    if rendezvous is None:
+        assert call(served, "execute_model", 2) == (0, 2)
+        return
+    with pytest.raises(ExecutorError, match="rank 0 failed in execute_model: ValueError: x"):
+        call(served, "execute_model", 2)
+    assert call(served, "seen_steps") == [{"raise": "x"}]
