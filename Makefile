@@ -39,6 +39,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/eviction.py --quick
 	$(BIN)/girih pull smollm2
 	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/executors.py --quick
 
 .venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
