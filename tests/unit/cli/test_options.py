@@ -57,9 +57,13 @@ def test_every_field_can_be_typed():
         "tensor_parallel_size": "1",
         "pipeline_parallel_size": "1",
     }
-    written = {"kv_cache_memory_bytes": "--kv-cache-memory", "kv_cache_dtype": "--kv-dtype"}
+    written = {
+        "kv_cache_memory_bytes": "--kv-cache-memory",
+        "kv_cache_dtype": "--kv-dtype",
+        "step_timeout_s": "--step-timeout",
+    }
     flags = {"enable_prefix_caching": "--no-enable-prefix-caching"}
-    flags |= {name: f"--{name.replace('_', '-')}" for name in ("check_invariants", "ignore_eos")}
+    flags |= {name: f"--{name.replace('_', '-')}" for name in ("check_invariants", "ignore_eos", "restart_workers")}
     flags["async_scheduling"] = "--no-async-scheduling"
     arguments = ["--no-skip-special-tokens", *flags.values()]
     for name in sorted(names - {"model", "skip_special_tokens"} - set(flags)):
