@@ -44,6 +44,8 @@ HYBRID_SPECS = {
 class FakeExecutor:
     """One fake worker; `answers` replaces what its methods return, `broken` makes them raise."""
 
+    workers_are_local = True
+
     def __init__(self, answers=None, broken=None):
         self.answers, self.broken = answers or {}, broken or {}
         self.calls, self.unhealthy, self.is_shut_down = [], None, False
