@@ -73,7 +73,7 @@ def test_the_memory_of_other_machines_is_not_known_before_their_workers_are_star
     executor.workers_are_local = False
     make_core(executor, memory_utilization=1e-9, kv_cache_memory_bytes=None)
     with pytest.raises(CapacityError, match="--kv-cache-memory"):
-        make_core(executor, kv_cache_memory_bytes=4096)
+        make_core(executor, max_model_len=128, kv_cache_memory_bytes=4096)
     with pytest.raises(ConfigError, match=r"129 .* 128"):
         make_core(executor, max_model_len=129)
 

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from toy_worker import StubbornToyWorker, ToyWorker, is_running
+from toy_worker import ToyWorker, is_running
 
 from girih.errors import ExecutorError
 
@@ -113,18 +113,6 @@ def test_a_worker_that_ends_by_itself_or_behind_the_output_of_its_step_ends_ever
     time.sleep(2)
     with pytest.raises(ExecutorError, match="rank 1 failed in execute_model: ValueError: late"):
         executor.check_health()
-
-
-@pytest.mark.soak
-def test_a_process_that_ignores_sigterm_is_ended(ray_cluster):
-    executor = made(worker=StubbornToyWorker)
-    executor.start()
-    pids = running(executor)
-    executor.execute_model({"sleep": 60})
-    with pytest.raises(ExecutorError):
-        executor.collective_rpc("add", (1,), timeout_s=0.1)
-    executor.shutdown()
-    assert not any(map(is_running, pids))
 
 
 @pytest.mark.soak
