@@ -13,7 +13,7 @@ from girih.errors import ConfigError, ExecutorError
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 120.0
+CONNECT_TIMEOUT_S = 90.0
 """How long a cluster may take to start or to answer."""
 
 LEAVE_TIMEOUT_S = 20.0
@@ -61,7 +61,11 @@ class RayConnection:
                         self._disconnect()
                         raise
                     self._thread = None
-                    raise ExecutorError(f"Ray was not there within {CONNECT_TIMEOUT_S:g} s") from error
+                    address = os.environ.get("RAY_ADDRESS", "")
+                    raise ExecutorError(
+                        f"Ray (RAY_ADDRESS={address}) was not there within {CONNECT_TIMEOUT_S:g} s: is it the address "
+                        "that `ray start --head` printed, and does `ray status` answer?"
+                    ) from error
             self._num_users += 1
 
     def leave(self) -> None:

@@ -10,6 +10,7 @@ import time
 
 import pytest
 import toy_recurrent
+from core_driver import least_memory
 from tiny_models import tiny_gemma3, tiny_llama
 from toy_recurrent.checkpoint import save
 from toy_worker import is_running
@@ -64,8 +65,9 @@ def test_tokens_are_those_of_this_process_under_any_split_and_preemption(ray_clu
     assert stats.cache.tokens_hit > 0
     prompts, long = [PREFIX[:5], [11], PREFIX[3:20], PREFIX[7:16]], dataclasses.replace(GREEDY, max_tokens=40)
     expected = generated(directory, prompts, long)[0]
-    least = {"max_model_len": 64, "kv_cache_memory": "40KiB", "enable_prefix_caching": False}
-    tokens, stats = generated(directory, prompts, long, executor="ray", **options, **least)
+    sizes = [PARALLEL[parallel].get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    scarce = {"max_model_len": 64, "kv_cache_memory": least_memory(directory, *sizes) * 3 // 2}
+    tokens, stats = generated(directory, prompts, long, executor="ray", **options, **scarce)
     assert tokens == expected
     assert stats.num_preemptions > 0
 

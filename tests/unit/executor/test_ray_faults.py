@@ -192,7 +192,7 @@ def test_an_address_where_no_cluster_is_says_so_in_bounded_time():
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": "127.0.0.1:1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=150,
         check=False,
     )
-    assert "ExecutorError: Ray cannot be used (RAY_ADDRESS=127.0.0.1:1)" in run.stderr
+    assert "ExecutorError: Ray (RAY_ADDRESS=127.0.0.1:1) was not there within 90 s" in run.stderr
