@@ -100,6 +100,8 @@ class RankProcesses:
 class PipeExecutor:
     """Carries calls to the ranks of one engine; a step is done when `execute_model` returns."""
 
+    workers_are_local = True
+
     def __init__(self, processes: RankProcesses, config: EngineConfig, rendezvous: str):
         self.processes, self.config, self.rendezvous = processes, config, rendezvous
         self.size = config.world_size

@@ -118,9 +118,14 @@ def collective_backend() -> str:
 
 
 def divide_cores(num_workers: int) -> None:
-    """Compute on a share of the threads; with more, workers that wait for each other's sums would be in the way."""
+    """Compute on a share of the threads; with more, workers that wait for each other's sums would be in the way.
+
+    `OMP_NUM_THREADS` is how a user says otherwise.
+    """
     import torch
 
+    if "OMP_NUM_THREADS" in os.environ:
+        return
     torch.set_num_threads(max(1, torch.get_num_threads() // num_workers))
 
 

@@ -35,13 +35,12 @@ class WorkerProcess:
         commands: its end of the ring from this process.
         answers: the ring to this process.
         extra_descriptors: what else the process needs, under the same numbers.
-        num_workers: on this machine, which share its cores.
 
     Raises:
         OSError: the system starts no more processes.
     """
 
-    def __init__(self, rank: int, commands: Ring, answers: Ring, extra_descriptors: Sequence[int], *, num_workers: int):
+    def __init__(self, rank: int, commands: Ring, answers: Ring, extra_descriptors: Sequence[int]):
         self.rank = rank
         self.answers = RingReader(answers)
         setup = {
@@ -53,13 +52,11 @@ class WorkerProcess:
             "commands": (commands.memory, commands.ready, commands.space),
             "answers": (answers.memory, answers.ready, answers.space),
         }
-        num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers)
         self._popen = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, json.dumps(setup)],
+            [sys.executable, "-c", _BOOT, json.dumps(setup), f"girih-worker-{rank}"],  # the last one is for `ps`
             stdin=subprocess.DEVNULL,
             stdout=2,  # what a worker prints is no output of the program
             pass_fds=(*commands.descriptors, *answers.descriptors, *extra_descriptors),
-            env={"OMP_NUM_THREADS": str(num_threads), **os.environ},
             start_new_session=True,  # Ctrl-C in the terminal is for the parent, which shuts its workers down
         )
         self.pid = self._popen.pid

@@ -13,6 +13,9 @@ from girih.errors import ConfigError, ExecutorError
 
 logger = logging.getLogger(__name__)
 
+CONNECT_TIMEOUT_S = 90.0
+"""How long a cluster may take to start or to answer."""
+
 LEAVE_TIMEOUT_S = 20.0
 """How long Ray gets to end what was started here."""
 
@@ -31,7 +34,7 @@ class RayConnection:
         self._lock = threading.Lock()
         self._num_users = 0
         self._thread: threading.Thread | None = None
-        self._over = threading.Event()
+        self._over = threading.Event()  # of this thread
 
     def join(self, num_cpus: int) -> None:
         """Connect, if this process is not connected.
@@ -46,16 +49,23 @@ class RayConnection:
         with self._lock:
             if self._num_users == 0 and not ray.is_initialized():
                 connected: Future[None] = Future()
-                self._over.clear()
-                self._thread = threading.Thread(
-                    target=self._hold, args=(num_cpus, connected), name="girih-ray", daemon=True
-                )
+                self._over = threading.Event()
+                args = (num_cpus, connected, self._over)
+                self._thread = threading.Thread(target=_hold, args=args, name="girih-ray", daemon=True)
                 self._thread.start()
                 try:
-                    connected.result()
-                except BaseException:
-                    self._disconnect()
-                    raise
+                    connected.result(CONNECT_TIMEOUT_S)
+                except BaseException as error:
+                    self._over.set()  # a connection that comes later ends at once
+                    if not isinstance(error, TimeoutError):
+                        self._disconnect()
+                        raise
+                    self._thread = None
+                    address = os.environ.get("RAY_ADDRESS", "")
+                    raise ExecutorError(
+                        f"Ray (RAY_ADDRESS={address}) was not there within {CONNECT_TIMEOUT_S:g} s: is it the address "
+                        "that `ray start --head` printed, and does `ray status` answer?"
+                    ) from error
             self._num_users += 1
 
     def leave(self) -> None:
@@ -74,19 +84,21 @@ class RayConnection:
         if thread.is_alive():
             logger.error("Ray does not end within %g s", LEAVE_TIMEOUT_S)
 
-    def _hold(self, num_cpus: int, connected: Future[None]) -> None:
-        try:
-            _connect(num_cpus)
-        except BaseException as error:  # whatever it is belongs to who waits
-            connected.set_exception(error)
-            return
-        connected.set_result(None)
-        self._over.wait()
-        ray.shutdown()
-
 
 CONNECTION = RayConnection()
 """The one of this process, as Ray itself has one."""
+
+
+def _hold(num_cpus: int, connected: Future[None], over: threading.Event) -> None:
+    """Connect, stay until it is over, and disconnect."""
+    try:
+        _connect(num_cpus)
+    except BaseException as error:  # whatever it is belongs to who waits
+        connected.set_exception(error)
+        return
+    connected.set_result(None)
+    over.wait()
+    ray.shutdown()
 
 
 def _connect(num_cpus: int) -> None:

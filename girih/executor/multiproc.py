@@ -130,7 +130,7 @@ class MultiProcExecutor(RemoteExecutor):
             for rank, answers in enumerate(self._answer_rings):
                 commands = self._command_ring.of_reader(rank)
                 extra = [self._meeting_place]
-                process = WorkerProcess(rank, commands, answers, extra, num_workers=len(self._ranks))
+                process = WorkerProcess(rank, commands, answers, extra)
                 self._processes.append(process)
                 self._handlers[process.answers.ready] = functools.partial(self._hear, process)
                 self._handlers[process.end] = functools.partial(self._note_end, process)

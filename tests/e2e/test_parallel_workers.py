@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from core_driver import run
+from core_driver import least_memory, run
 from rank_processes import RankProcesses
 from safetensors.torch import load_file
 from tiny_models import tiny_gemma3, tiny_llama
@@ -18,9 +18,7 @@ from girih import arch, plugins
 from girih.checkpoint.hf_config import load_config
 from girih.config import EngineConfig
 from girih.engine.core import EngineCore
-from girih.engine.expectations import expected_specs
-from girih.errors import CapacityError, ConfigError, ExecutorError
-from girih.kv.plan import get_kv_cache_configs
+from girih.errors import ConfigError, ExecutorError
 from girih.request import SamplingParams
 from girih.units import cdiv
 
@@ -156,17 +154,6 @@ def test_tokens_are_the_same_under_preemption(make_core, directory_of, name, ten
     core = make_core(directory, tensor, stages, kv_cache_memory_bytes=memory, max_model_len=64)
     assert generate(core, params, prompts) == expected
     assert core.stats().num_preemptions > 0
-
-
-def least_memory(directory, tensor, stages):
-    """Return about the least memory of each worker that a request of 64 tokens needs."""
-    options = EngineConfig(
-        model="m", dtype="float32", executor="multiproc", tensor_parallel_size=tensor, pipeline_parallel_size=stages
-    )
-    specs = expected_specs(options, load_config(directory))
-    with pytest.raises(CapacityError) as refusal:
-        get_kv_cache_configs(specs, [1 << 10] * len(specs), max_model_len=64)
-    return refusal.value.need_bytes
 
 
 @pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (2, 2)])

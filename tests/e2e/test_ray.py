@@ -10,6 +10,7 @@ import time
 
 import pytest
 import toy_recurrent
+from core_driver import least_memory
 from tiny_models import tiny_gemma3, tiny_llama
 from toy_recurrent.checkpoint import save
 from toy_worker import is_running
@@ -22,15 +23,20 @@ pytestmark = pytest.mark.xdist_group("ray")
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PREFIX = [(13 * i * i + 5 * i) % 300 + 3 for i in range(40)]
 PROMPTS = [PREFIX[:5], PREFIX, [*PREFIX[:32], 7, 8, 9], PREFIX[3:20], [*PREFIX, 99], [11]]
+# name -> how it is made, and an uneven split of its layers
 MODELS = {
-    "llama": (tiny_llama, {"num_hidden_layers": 5}),
-    "gemma3": (tiny_gemma3, {"num_hidden_layers": 3}),
+    "llama": (tiny_llama, {"num_hidden_layers": 5}, (1, 4)),
+    "gemma3": (
+        tiny_gemma3,
+        {"num_hidden_layers": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2},
+        (4, 2),
+    ),
 }
 PARALLEL = {
     "tp2": {"tensor_parallel_size": 2},
     "pp2": {"pipeline_parallel_size": 2},
     "tp2xpp2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
-    "uneven": {"pipeline_parallel_size": 2, "pipeline_split": (1, -1)},
+    "uneven": {"pipeline_parallel_size": 2},
 }
 
 
@@ -54,18 +60,17 @@ def test_two_ranks_of_two_stages_on_two_nodes_give_the_tokens_of_this_process(ra
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("parallel", PARALLEL)
 def test_tokens_are_those_of_this_process_under_any_split_and_preemption(ray_cluster, tmp_path, name, parallel):
-    build, overrides = MODELS[name]
+    build, overrides, split = MODELS[name]
     directory = build(tmp_path, **overrides)
-    options = dict(PARALLEL[parallel])
-    if "pipeline_split" in options:
-        options["pipeline_split"] = (1, overrides["num_hidden_layers"] - 1)
+    options = PARALLEL[parallel] | ({"pipeline_split": split} if parallel == "uneven" else {})
     tokens, stats = generated(directory, executor="ray", **options)
     assert tokens == generated(directory)[0]
     assert stats.cache.tokens_hit > 0
     prompts, long = [PREFIX[:5], [11], PREFIX[3:20], PREFIX[7:16]], dataclasses.replace(GREEDY, max_tokens=40)
     expected = generated(directory, prompts, long)[0]
-    least = {"max_model_len": 64, "kv_cache_memory": "40KiB", "enable_prefix_caching": False}
-    tokens, stats = generated(directory, prompts, long, executor="ray", **options, **least)
+    sizes = [PARALLEL[parallel].get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
+    scarce = {"max_model_len": 64, "kv_cache_memory": least_memory(directory, *sizes) * 3 // 2}
+    tokens, stats = generated(directory, prompts, long, executor="ray", **options, **scarce)
     assert tokens == expected
     assert stats.num_preemptions > 0
 

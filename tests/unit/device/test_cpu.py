@@ -151,3 +151,17 @@ def test_memory_that_the_kernel_does_not_take_back_is_an_error():
     far_off = torch.empty(0, dtype=torch.uint8)
     with pytest.raises(ConfigError, match=r"cannot give .* of idle KV cache back to the system"):
         cpu.release(far_off, [(1 << 46, (1 << 46) + GIB)])
+
+
+def test_workers_share_the_cores_unless_the_user_says_how_many_threads(monkeypatch):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(6)
+    try:
+        monkeypatch.setenv("OMP_NUM_THREADS", "6")
+        cpu.divide_cores(2)
+        assert torch.get_num_threads() == 6
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        cpu.divide_cores(4)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(threads)

@@ -68,6 +68,16 @@ def test_what_cannot_fit_is_refused_before_a_worker_is_started(make_core, option
     assert executor.calls == []
 
 
+def test_the_memory_of_other_machines_is_not_known_before_their_workers_are_started(make_core):
+    executor = FakeExecutor()
+    executor.workers_are_local = False
+    make_core(executor, memory_utilization=1e-9, kv_cache_memory_bytes=None)
+    with pytest.raises(CapacityError, match="--kv-cache-memory"):
+        make_core(executor, max_model_len=128, kv_cache_memory_bytes=4096)
+    with pytest.raises(ConfigError, match=r"129 .* 128"):
+        make_core(executor, max_model_len=129)
+
+
 def test_a_length_over_the_model_s_own_is_refused(make_core):
     with pytest.raises(ConfigError, match=r"129 .* 128"):
         make_core(max_model_len=129)

@@ -84,17 +84,6 @@ def test_workers_meet_at_a_file_without_a_name_unless_there_is_one(executor):
     alone.shutdown()
 
 
-def test_cores_are_shared_unless_the_user_says_otherwise(monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
-    for expected in (str(share), "7"):
-        executor = made()
-        executor.start()
-        assert executor.collective_rpc("environment", ("OMP_NUM_THREADS",)) == [expected] * 2
-        executor.shutdown()
-        monkeypatch.setenv("OMP_NUM_THREADS", "7")
-
-
 def test_logs_and_prints_of_workers_reach_stderr_with_the_rank(capfd):
     executor = made()
     executor.start()

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from toy_worker import StubbornToyWorker, ToyWorker, is_running
+from toy_worker import ToyWorker, is_running
 
 from girih.errors import ExecutorError
 
@@ -116,18 +116,6 @@ def test_a_worker_that_ends_by_itself_or_behind_the_output_of_its_step_ends_ever
 
 
 @pytest.mark.soak
-def test_a_process_that_ignores_sigterm_is_ended(ray_cluster):
-    executor = made(worker=StubbornToyWorker)
-    executor.start()
-    pids = running(executor)
-    executor.execute_model({"sleep": 60})
-    with pytest.raises(ExecutorError):
-        executor.collective_rpc("add", (1,), timeout_s=0.1)
-    executor.shutdown()
-    assert not any(map(is_running, pids))
-
-
-@pytest.mark.soak
 def test_a_machine_that_goes_takes_its_worker_with_it_and_is_told(ray_cluster):
     executor = made(3)
     executor.start()
@@ -204,7 +192,7 @@ def test_an_address_where_no_cluster_is_says_so_in_bounded_time():
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "RAY_ADDRESS": "127.0.0.1:1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=150,
         check=False,
     )
-    assert "ExecutorError: Ray cannot be used (RAY_ADDRESS=127.0.0.1:1)" in run.stderr
+    assert "ExecutorError: Ray (RAY_ADDRESS=127.0.0.1:1) was not there within 90 s" in run.stderr
