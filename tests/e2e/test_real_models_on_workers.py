@@ -4,7 +4,7 @@ import functools
 
 import pytest
 from least_memory import least_memory
-from prompts import prompt_ids
+from prompts import TEXTS, prompt_ids
 
 from girih import LLM, SamplingParams
 from girih.config import EngineConfig
@@ -13,71 +13,76 @@ from girih.errors import ConfigError
 pytestmark = pytest.mark.real_weights
 
 EXECUTORS = ("multiproc",)
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-MAX_MODEL_LEN = 600
-# (model, tensor ranks, stages, split, whether it is one of the short tests)
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+# (model, tensor ranks, stages, split)
 CASES = [
-    ("gemma3-270m", 2, 1, None, False),  # the one key/value head is on both ranks
-    ("gemma3-270m", 1, 2, None, False),
-    ("gemma3-270m", 2, 2, None, True),
-    ("gemma3-270m", 1, 2, (17, 1), False),  # the last stage has no sliding layer
-    ("smollm2", 3, 1, None, True),  # 9 query heads and 3 key/value heads
-    ("smollm2", 1, 2, None, False),
-    ("smollm2", 1, 2, (29, 1), False),
+    ("gemma3-270m", 2, 1, None),  # the one key/value head is on both ranks
+    ("gemma3-270m", 1, 2, None),
+    ("gemma3-270m", 2, 2, None),
+    ("gemma3-270m", 1, 2, (17, 1)),  # the last stage has no sliding layer
+    ("smollm2", 3, 1, None),  # 9 query heads and 3 key/value heads
+    ("smollm2", 1, 2, None),
+    ("smollm2", 1, 2, (29, 1)),
 ]
+SHORT_CASES = [CASES[2], CASES[4]]
 
 
-def cases():
-    """Yield every case on every executor; the short ones are on the first executor."""
-    for executor in EXECUTORS:
-        for name, tensor, stages, split, is_short in CASES:
-            marks = [pytest.mark.xdist_group(name)]
-            if not is_short:
-                marks.append(pytest.mark.soak)
-            yield pytest.param(executor, name, tensor, stages, split, marks=marks)
+def with_executors(cases):
+    """Return the cases on every executor, those of a model one after another, as they share what is expected."""
+    return [
+        pytest.param(executor, *case, marks=pytest.mark.xdist_group(case[0]))
+        for executor in EXECUTORS
+        for case in cases
+    ]
 
 
-def prompts(llm):
-    """Return a prompt over Gemma's window of 512 and one that begins as it does, and some that grow by half."""
+def generate(llm, length):
+    """Return the tokens of prompts, given twice: a long one, one that begins as it does, and some that fill blocks."""
     encode = llm.tokenizer.encode
-    long = prompt_ids(encode, "english", 530)
-    short = [prompt_ids(encode, language, 40, start=50) for language in ("english", "code", "japanese")]
-    return [long, long[:48] + short[0], *short]
-
-
-def generate(llm):
-    """Return the tokens of all prompts, given twice."""
-    outputs = [*llm.generate(prompts(llm), GREEDY), *llm.generate(prompts(llm), GREEDY)]
+    long = prompt_ids(encode, "english", length)
+    short = [prompt_ids(encode, language, 31, start) for language in TEXTS for start in (40, 90)]
+    prompts = [long, long[:48] + short[0], *short]
+    outputs = [*llm.generate(prompts, GREEDY), *llm.generate(prompts, GREEDY)]
     assert {output.error for output in outputs} == {None}
     return [output.outputs[0].token_ids for output in outputs]
 
 
 @functools.cache
-def tokens_of_one_process(directory):
-    with LLM(directory, dtype="float32", max_model_len=MAX_MODEL_LEN, kv_cache_memory="256MiB") as llm:
-        return generate(llm)
+def tokens_of_one_process(directory, length):
+    with LLM(directory, dtype="float32", max_model_len=length + 10, kv_cache_memory="256MiB") as llm:
+        return generate(llm, length)
 
 
-@pytest.mark.parametrize(("executor", "name", "tensor", "stages", "split"), cases())
-def test_workers_give_the_tokens_of_one_process(real_model, executor, name, tensor, stages, split) -> None:
-    directory = str(real_model(name))
+def check_tokens(directory, executor, tensor, stages, split, length, room):
+    """Compare with one process, where prompts come in chunks and memory holds `room` times the longest."""
     options = {
         "executor": executor,
         "dtype": "float32",
-        "max_model_len": MAX_MODEL_LEN,
-        "max_num_batched_tokens": 100,  # long prompts in chunks
+        "max_model_len": length + 10,
+        "max_num_batched_tokens": 80,
         "tensor_parallel_size": tensor,
         "pipeline_parallel_size": stages,
         "pipeline_split": split,
     }
-    memory = least_memory(EngineConfig(model=directory, **options)) * 5 // 4
-    expected = tokens_of_one_process(directory)
+    memory = int(room * least_memory(EngineConfig(model=directory, **options)))
     with LLM(directory, kv_cache_memory=memory, check_invariants=True, **options) as llm:
-        assert generate(llm) == expected
+        assert generate(llm, length) == tokens_of_one_process(directory, length)
         stats = llm.stats()
     assert stats.num_preemptions > 0
     assert stats.cache.tokens_hit > 0
-    print(stats)
+
+
+@pytest.mark.parametrize(("executor", "name", "tensor", "stages", "split"), with_executors(SHORT_CASES))
+def test_workers_give_the_tokens_of_one_process(real_model, executor, name, tensor, stages, split) -> None:
+    check_tokens(str(real_model(name)), executor, tensor, stages, split, length=100, room=2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("executor", "name", "tensor", "stages", "split"), with_executors(CASES))
+def test_workers_give_the_tokens_of_one_process_over_a_window(
+    real_model, executor, name, tensor, stages, split
+) -> None:
+    check_tokens(str(real_model(name)), executor, tensor, stages, split, length=530, room=1.5)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
