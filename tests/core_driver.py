@@ -2,15 +2,10 @@
 
 from concurrent.futures import Future
 
-import pytest
 from fake_worker import FakeWorker
 from scheduler_driver import collect
 
-from girih.checkpoint.hf_config import load_config
-from girih.config import EngineConfig
-from girih.engine.expectations import expected_specs
-from girih.errors import CapacityError, ExecutorError
-from girih.kv.plan import get_kv_cache_configs
+from girih.errors import ExecutorError
 from girih.kv.specs.full_attention import FullAttentionSpec
 from girih.kv.specs.sliding_window import SlidingWindowSpec
 from girih.worker.memory import MemoryProfile, memory_report
@@ -102,14 +97,3 @@ def run(core):
     while core.has_unfinished():
         collect(core.step(), results)
     return {i: (result.tokens, result.finish_reason, result.error) for i, result in results.items()}
-
-
-def least_memory(directory, tensor, stages):
-    """Return about the least memory of each worker that a request of 64 tokens needs."""
-    options = EngineConfig(
-        model="m", dtype="float32", executor="multiproc", tensor_parallel_size=tensor, pipeline_parallel_size=stages
-    )
-    specs = expected_specs(options, load_config(directory))
-    with pytest.raises(CapacityError) as refusal:
-        get_kv_cache_configs(specs, [1 << 10] * len(specs), max_model_len=64)
-    return refusal.value.need_bytes

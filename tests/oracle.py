@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from girih import LLM
+from girih.engine.core import EngineCore
 from girih.request import RequestOutput
 
 NEAR_TIE = 1e-3
@@ -56,6 +57,12 @@ class Oracle:
         return logits
 
 
+@lru_cache(maxsize=2)
+def oracle_of(directory: Path) -> Oracle:
+    """Return a model's oracle, loaded once for all tests: the two real ones take seconds each."""
+    return Oracle(directory)
+
+
 def check_outputs(oracle: Oracle, outputs: Iterable[RequestOutput]) -> None:
     """Check every completion's tokens, and the log probabilities where they were asked for, against the oracle."""
     for output in outputs:
@@ -69,9 +76,9 @@ def check_outputs(oracle: Oracle, outputs: Iterable[RequestOutput]) -> None:
 
 
 @contextmanager
-def recorded_logits(llm: LLM) -> Iterator[Callable[[], np.ndarray]]:
+def recorded_logits(core: EngineCore) -> Iterator[Callable[[], np.ndarray]]:
     """Record the logits of every row that samples, in order; yields a function that returns them stacked."""
-    model = llm.core.executor._worker.runner.model
+    model = core.executor._worker.runner.model
     compute, seen = model.compute_logits, []
 
     def record(hidden: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracle import Oracle
+from oracle import oracle_of
 from prompts import prompt_ids
 
 from girih import LLM, SamplingParams
@@ -26,7 +26,7 @@ def test_bfloat16_finds_the_tokens_of_float32(real_model, name):
         params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, prompt_logprobs=1)
         (output,) = llm.generate([prompt], params)
     token_ids = output.outputs[0].token_ids
-    logits = Oracle(directory).logits([], [*prompt, *token_ids, 0])[:-1]
+    logits = oracle_of(directory).logits([], [*prompt, *token_ids, 0])[:-1]
     best = [next(i for i, entry in entries.items() if entry.rank == 1) for entries in output.prompt_logprobs[1:]]
     same = torch.tensor(best) == logits[: LENGTH - 1].argmax(dim=1)
     assert float(same.float().mean()) >= AGREEMENT

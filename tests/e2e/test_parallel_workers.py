@@ -4,21 +4,21 @@ import dataclasses
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
-from core_driver import least_memory, run
-from rank_processes import RankProcesses
+from core_driver import run
+from least_memory import least_memory
 from safetensors.torch import load_file
 from tiny_models import tiny_gemma3, tiny_llama
+from warm_workers import WarmProcesses
 
 from girih import arch, plugins
 from girih.checkpoint.hf_config import load_config
 from girih.config import EngineConfig
 from girih.engine.core import EngineCore
 from girih.errors import ConfigError, ExecutorError
+from girih.executor import multiproc
 from girih.request import SamplingParams
 from girih.units import cdiv
 
@@ -57,7 +57,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    with RankProcesses(4, tmp_path_factory.mktemp("meet")) as processes:
+    with WarmProcesses(4, tmp_path_factory.mktemp("meet")) as processes:
         yield processes
 
 
@@ -74,35 +74,34 @@ def directory_of(tmp_path_factory):
     return directory
 
 
+def engine_config(directory, tensor=1, stages=1, split=None, **options):
+    return EngineConfig(
+        model=str(directory),
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=stages,
+        pipeline_split=split,
+        **{
+            "executor": "uniproc" if tensor * stages == 1 else "multiproc",
+            "dtype": "float32",
+            "max_model_len": 128,
+            "max_num_seqs": 6,
+            "max_num_batched_tokens": 24,  # prompts in chunks
+            "kv_cache_memory_bytes": 1 << 20,
+            "check_invariants": True,
+            **options,
+        },
+    )
+
+
 @pytest.fixture
 def make_core(processes, monkeypatch):
     """Make an engine core over workers in processes, or over one in this process."""
-    load, cores = plugins.load, []
+    cores = []
 
-    def make(directory, tensor=1, stages=1, split=None, **options):
-        config = EngineConfig(
-            model=str(directory),
-            tensor_parallel_size=tensor,
-            pipeline_parallel_size=stages,
-            pipeline_split=split,
-            **{
-                "executor": "uniproc" if tensor * stages == 1 else "multiproc",
-                "dtype": "float32",
-                "max_model_len": 128,
-                "max_num_seqs": 6,
-                "max_num_batched_tokens": 24,  # prompts in chunks
-                "kv_cache_memory_bytes": 1 << 20,
-                "check_invariants": True,
-                **options,
-            },
-        )
+    def make(*args, **options):
         with monkeypatch.context() as patch:
-            if config.world_size > 1:
-                pipes = SimpleNamespace(create=processes.executor)
-                patch.setattr(
-                    plugins, "load", lambda p, name, *, what: pipes if what == "executor" else load(p, name, what=what)
-                )
-            cores.append(EngineCore(config))
+            patch.setattr(multiproc, "create", processes.executor)
+            cores.append(EngineCore(engine_config(*args, **options)))
         return cores[-1]
 
     yield make
@@ -139,19 +138,34 @@ def test_tokens_are_those_of_one_process(make_core, directory_of, expected_of, n
     assert generate(core) == expected
     assert generate(core) == expected  # from cached prefixes
     assert core.stats().cache.tokens_hit > 0
-    outputs = [rank for step in core.executor.outputs for rank in enumerate(step)]
-    assert not any(output.rows.size for rank, output in outputs if rank != core.executor.sampling_rank)
+    sampling_rank = (stages - 1) * tensor
+    for rank, outputs in enumerate(core.executor.ask("seen_outputs")):
+        assert len(outputs) == len(core.executor.steps)
+        assert any(rows for rows, _ in outputs) == (rank == sampling_rank)
 
 
-@pytest.mark.parametrize(("tensor", "stages"), [(2, 1), (1, 2), (2, 2)])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_tokens_are_the_same_under_preemption(make_core, directory_of, name, tensor, stages):
+@pytest.mark.parametrize(
+    ("name", "tensor", "stages", "split"),
+    [
+        ("llama", 2, 1, None),
+        ("llama", 1, 2, None),
+        ("llama", 1, 2, (1, 4)),
+        ("llama", 2, 2, None),
+        ("gemma3", 2, 1, None),
+        ("gemma3", 1, 2, None),
+        ("gemma3", 1, 2, (5, 1)),
+        ("gemma3", 2, 2, None),
+    ],
+)
+def test_tokens_are_the_same_under_preemption(make_core, directory_of, name, tensor, stages, split):
     """Short prompts are let in together, and grow until two do not fit."""
     directory, params = directory_of(name), dataclasses.replace(GREEDY, max_tokens=40)
     prompts = [PREFIX[:5], [11], PREFIX[3:20], PREFIX[7:16]]
     expected = generate(make_core(directory), params, prompts)
-    memory = least_memory(directory, tensor, stages) * 3 // 2
-    core = make_core(directory, tensor, stages, kv_cache_memory_bytes=memory, max_model_len=64)
+    config = engine_config(directory, tensor, stages, split, max_model_len=64)
+    core = make_core(
+        directory, tensor, stages, split, kv_cache_memory_bytes=least_memory(config) * 3 // 2, max_model_len=64
+    )
     assert generate(core, params, prompts) == expected
     assert core.stats().num_preemptions > 0
 
@@ -205,18 +219,15 @@ def test_the_memory_of_a_machine_is_shared_by_its_workers(make_core, directory_o
     assert all(0 < report.available_bytes <= 0.2 * total / (tensor * stages) for report in reports)
 
 
-def weights_of(worker):
-    held = {name: parameter.numpy() for name, parameter in worker.runner.model.named_parameters()}
-    assert worker.weights_bytes == sum(weight.nbytes for weight in held.values())
-    return held
-
-
 @pytest.mark.parametrize(("name", "tensor", "stages"), [("llama", 4, 1), ("llama-odd", 2, 2), ("gemma3", 2, 2)])
-def test_a_rank_holds_its_part_of_each_tensor_and_no_other(processes, make_core, directory_of, name, tensor, stages):
+def test_a_rank_holds_its_part_of_each_tensor_and_no_other(make_core, directory_of, name, tensor, stages):
     directory = directory_of(name)
-    make_core(directory, tensor, stages)
+    core = make_core(directory, tensor, stages)
     whole = {key: tensor.numpy() for key, tensor in load_file(directory / "model.safetensors").items()}
-    parts = processes.call(weights_of, [()] * (tensor * stages))
+    parts = []
+    for held, weights_bytes in core.executor.ask("weights"):
+        assert weights_bytes == sum(weight.nbytes for weight in held.values())
+        parts.append(held)
     config = load_config(directory)
     stage_parts = arch.stage_parts(config, arch.CacheDtypes("float32"), num_stages=stages, pipeline_split=None)
     for rank, held in enumerate(parts):
@@ -241,67 +252,44 @@ def test_a_rank_holds_its_part_of_each_tensor_and_no_other(processes, make_core,
 
 def test_a_worker_that_is_alone_does_not_wait_for_ever(directory_of, tmp_path):
     """Its error names it and the rank that did not come; the process is of no more use."""
-    config = EngineConfig(
-        model=str(directory_of("llama")), dtype="float32", executor="multiproc", tensor_parallel_size=2
-    )
-    with RankProcesses(1, tmp_path) as processes:
-        processes.call("make", [(config, 0, processes.executor(config).rendezvous)])
-        with pytest.raises(ExecutorError, match=r"rank 0 waited for the others to start with rank 1, at most 5 s"):
-            processes.call(load_with_little_patience, [()])
-
-
-def load_with_little_patience(worker):
-    from girih.worker import worker as module
-
-    connect = module.connect
-    module.connect = lambda *args, **options: connect(*args, **options, timeout_s=5.0)
-    try:
-        worker.load_model()
-    finally:
-        module.connect = connect
+    with WarmProcesses(1, tmp_path) as processes:
+        config = engine_config(directory_of("llama"), tensor=2)
+        processes.multiproc.collective_rpc("remake", (config, 0, f"file://{tmp_path}/meet"))
+        with pytest.raises(ExecutorError, match=r"rank 0 waited for the others to start with rank 1, at most 3 s"):
+            processes.multiproc.collective_rpc("load_model_within", (3.0,))
 
 
 def test_a_step_that_the_others_do_not_take_ends_in_time(processes, directory_of):
-    config = EngineConfig(
-        model=str(directory_of("llama")), dtype="float32", executor="multiproc", tensor_parallel_size=2
-    )
-    processes.executor(config).start()
-    processes.call(load_with_little_patience, [(), ()])
-    with pytest.raises(ExecutorError, match=r"rank 0 waited for a layer's share with rank 1, at most 5 s: .*[Tt]imed"):
-        processes.call(add_up, [()])
-
-
-def add_up(worker):
-    return worker.ranks.all_reduce(torch.ones(3))
+    executor = processes.executor(engine_config(directory_of("llama"), tensor=2))
+    executor.start()
+    executor.ask("load_model_within", lambda rank: (3.0,))
+    with pytest.raises(ExecutorError, match=r"rank 0 waited for a layer's share with rank 1, at most 3 s: .*[Tt]imed"):
+        executor.ask("add_up_alone", lambda rank: (0,))
 
 
 def test_a_stage_goes_on_while_the_next_one_stands_still(processes, make_core, directory_of):
     """Then all steps at once, each before the results of those before it are known."""
     core = make_core(directory_of("llama"), 1, 2)
     prompts = [PREFIX + PREFIX[:20], PREFIX[20:] + PREFIX, [7, *PREFIX]]
-    first, expected = core.executor, generate(core, prompts=prompts)
-    again = processes.executor(core.config)
+    expected = generate(core, prompts=prompts)
+    steps, (_, first_outputs) = core.executor.steps, core.executor.ask("seen_outputs")
+    assert not any(step.samples.any() for step in steps[:2])
+    again = processes.executor(core.config, heard_rank=0)  # a step counts as done when the first stage is
     again.start()
     again.collective_rpc("load_model")
     again.collective_rpc("initialize_from_config", args_by_rank=[(config,) for config in core.kv_cache_configs])
-    assert not any(step.samples.any() for step in first.steps[:2])
-    os.kill(processes.processes[1].pid, signal.SIGSTOP)
+    next_stage = processes.multiproc._processes[1].pid
+    os.kill(next_stage, signal.SIGSTOP)
     try:
-        for step in first.steps[:2]:
-            processes.send("execute_model", [(step,)] * 2)
-            assert processes.pipes[0].poll(60), "stage 0 waits for stage 1"
-            output, error = processes.pipes[0].recv()
-            assert error is None
-            assert not output.rows.size
+        for step in steps[:2]:
+            assert not again.execute_model(step).result(60).rows.size
     finally:
-        os.kill(processes.processes[1].pid, signal.SIGCONT)
-    for step in first.steps[2:]:
-        processes.send("execute_model", [(step,)] * 2)
-    outputs = [processes.pipes[1].recv()[0] for _ in first.steps if processes.pipes[1].poll(60)]
-    assert all(processes.pipes[0].recv()[1] is None for _ in first.steps[2:] if processes.pipes[0].poll(60))
-    sampled = [(output.rows.tolist(), output.token_ids.tolist()) for output in outputs]
-    assert sampled == [(step[1].rows.tolist(), step[1].token_ids.tolist()) for step in first.outputs]
-    assert sum(len(rows) for rows, _ in sampled) == sum(map(len, expected))
+        os.kill(next_stage, signal.SIGCONT)
+    for future in [again.execute_model(step) for step in steps[2:]]:
+        assert not future.result(60).rows.size
+    _, outputs = again.ask("seen_outputs")
+    assert outputs == first_outputs
+    assert sum(len(rows) for rows, _ in outputs) == sum(map(len, expected))
 
 
 @pytest.mark.parametrize("tensor", [3, 8])

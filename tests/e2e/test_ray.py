@@ -3,19 +3,22 @@
 import dataclasses
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import toy_recurrent
-from core_driver import least_memory
+from least_memory import least_memory
 from tiny_models import tiny_gemma3, tiny_llama
 from toy_recurrent.checkpoint import save
 from toy_worker import is_running
 
 from girih import LLM, SamplingParams
+from girih.config import EngineConfig
 from girih.errors import ConfigError, ExecutorError
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -68,8 +71,8 @@ def test_tokens_are_those_of_this_process_under_any_split_and_preemption(ray_clu
     assert stats.cache.tokens_hit > 0
     prompts, long = [PREFIX[:5], [11], PREFIX[3:20], PREFIX[7:16]], dataclasses.replace(GREEDY, max_tokens=40)
     expected = generated(directory, prompts, long)[0]
-    sizes = [PARALLEL[parallel].get(name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size")]
-    scarce = {"max_model_len": 64, "kv_cache_memory": least_memory(directory, *sizes) * 3 // 2}
+    config = EngineConfig(model=str(directory), executor="ray", dtype="float32", max_model_len=64, **options)
+    scarce = {"max_model_len": 64, "kv_cache_memory": least_memory(config) * 3 // 2}
     tokens, stats = generated(directory, prompts, long, executor="ray", **options, **scarce)
     assert tokens == expected
     assert stats.num_preemptions > 0
@@ -107,6 +110,26 @@ def test_when_an_actor_is_killed_every_request_is_told_and_the_engine_takes_no_m
         with pytest.raises(ExecutorError, match=r"takes no more requests: .*the worker of rank 1 .* has ended"):
             llm.generate("four")
     assert not any(map(is_running, pids))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(3))
+def test_kill_9_of_a_random_actor_under_load_loses_no_request(ray_cluster, tmp_path, number):
+    rng = random.Random(number)
+    directory = str(tiny_llama(tmp_path))
+    options = {"max_model_len": 128, "kv_cache_memory": "1MiB", "dtype": "float32"}
+    prompts = [PREFIX[i % 7 : 8 + i] for i in range(32)]
+    params = [dataclasses.replace(GREEDY, max_tokens=20 + i) for i in range(32)]
+    with LLM(directory, **options) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
+    with LLM(directory, executor="ray", tensor_parallel_size=2, restart_workers=True, **options) as llm:
+        victim = rng.choice(llm.core.executor._workers._introductions).pid
+        timer = threading.Timer(rng.uniform(0.01, 0.6), os.kill, (victim, signal.SIGKILL))
+        timer.start()
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, params)] == expected
+        timer.join()
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts[:2], params[:2])] == expected[:2]
+        assert llm.stats().num_restarts == 1
 
 
 def test_sizes_that_the_model_does_not_take_are_refused_before_ray_is_asked(tmp_path):

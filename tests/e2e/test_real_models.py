@@ -1,5 +1,6 @@
 """SmolLM2 and Gemma 3 against transformers on the same directory: greedy tokens and logits, in every way to run."""
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -8,11 +9,14 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from oracle import NEAR_TIE, Oracle, check_outputs, recorded_logits
+from core_driver import run
+from oracle import NEAR_TIE, Oracle, check_outputs, oracle_of, recorded_logits
 from prompts import TEXTS, prompt_ids
 
 from girih import LLM, SamplingParams, arch
 from girih.checkpoint.hf_config import load_config
+from girih.config import EngineConfig
+from girih.engine.core import EngineCore
 from girih.errors import CapacityError
 from girih.kv import get_kv_cache_configs
 from girih.kv.capacity import peak_pages, slabs_needed
@@ -36,7 +40,7 @@ def directory(name, real_model):
 
 @pytest.fixture(scope="module")
 def oracle(directory) -> Oracle:
-    return Oracle(directory)
+    return oracle_of(directory)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,7 @@ def mixed_prompts(llm: LLM) -> list[list[int]]:
 @pytest.mark.parametrize(("language", "length"), [("english", 1), ("code", 100), ("japanese", 520), ("english", 2400)])
 def test_alone_tokens_and_logits_equal_transformers(llm, oracle, language, length) -> None:
     prompt = prompt_ids(llm.tokenizer.encode, language, length)
-    with recorded_logits(llm) as recorded:
+    with recorded_logits(llm.core) as recorded:
         (output,) = llm.generate([prompt], GREEDY)
     expected = oracle.check_greedy(prompt, output.outputs[0].token_ids)
     np.testing.assert_allclose(recorded(), expected.numpy(), atol=1e-3, rtol=0)
@@ -79,14 +83,19 @@ def test_three_completions_of_a_prompt_equal_transformers(llm, oracle) -> None:
 
 
 @pytest.mark.parametrize(("chunk", "length"), [(1, 20), (7, 61), (16, 130), (17, 540)])
-def test_chunked_prefill_equals_transformers(directory, oracle, chunk, length) -> None:
-    with LLM(str(directory), **{**OPTIONS, "max_model_len": 700}, max_num_batched_tokens=chunk) as llm:
-        prompt = prompt_ids(llm.tokenizer.encode, "code", length)
-        with recorded_logits(llm) as recorded:
-            outputs = llm.generate([prompt], GREEDY)
-        assert llm.stats().num_steps >= length // chunk
-        expected = oracle.check_greedy(prompt, outputs[0].outputs[0].token_ids)
+def test_chunked_prefill_equals_transformers(llm, directory, oracle, chunk, length) -> None:
+    prompt = prompt_ids(llm.tokenizer.encode, "code", length)
+    options = {"dtype": "float32", "max_model_len": 700, "kv_cache_memory_bytes": 512 << 20, "check_invariants": True}
+    core = EngineCore(EngineConfig(model=str(directory), max_num_batched_tokens=chunk, **options))
+    try:
+        with recorded_logits(core) as recorded:
+            request_id = core.add_request(prompt, dataclasses.replace(GREEDY, seed=0))
+            tokens, _, _ = run(core)[request_id]
+        assert core.stats().num_steps >= length // chunk
+        expected = oracle.check_greedy(prompt, tokens)
         np.testing.assert_allclose(recorded(), expected.numpy(), atol=1e-3, rtol=0)
+    finally:
+        core.shutdown()
 
 
 def test_preempted_requests_equal_transformers(directory, oracle) -> None:
@@ -154,18 +163,18 @@ def pool_bytes_for(directory, num_requests: float, num_tokens: int) -> int:
     return int(num_requests * sum(n * group.page_stride_bytes for n, group in pages)) + config.null_page_bytes
 
 
-def run_generate(directory, *prompts: str) -> list[tuple[list[int], list[int]]]:
+def run_generate(directory, num_tokens: int, *prompts: str) -> list[tuple[list[int], list[int]]]:
     """Run the command as a user would; returns each prompt's token ids with those of its completion."""
     command = [sys.executable, "-m", "girih.cli.main", "generate", "--model", str(directory), "--temperature", "0"]
-    command += ["--max-tokens", "48", "--dtype", "float32", "--json", *prompts]
+    command += ["--max-tokens", str(num_tokens), "--dtype", "float32", "--json", *prompts]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     answers = json.loads(done.stdout)["outputs"]
     return [(answer["prompt_token_ids"], answer["outputs"][0]["token_ids"]) for answer in answers]
 
 
-def check_greedy_tokens(oracle: Oracle, prompt_token_ids: list[int], token_ids: list[int]) -> None:
+def check_greedy_tokens(oracle: Oracle, prompt_token_ids: list[int], token_ids: list[int], num_tokens: int) -> None:
     """Compare with transformers' greedy decoding; a near tie may part the two, and is said."""
-    expected = oracle.greedy(prompt_token_ids, 48)
+    expected = oracle.greedy(prompt_token_ids, num_tokens)
     if token_ids != expected:
         parted = next(i for i, (a, b) in enumerate(zip(token_ids, expected, strict=False)) if a != b)
         top = oracle.logits(prompt_token_ids, expected[: parted + 1])[-1].topk(2).values
@@ -174,8 +183,8 @@ def check_greedy_tokens(oracle: Oracle, prompt_token_ids: list[int], token_ids: 
 
 
 def test_the_command_line_gives_transformers_greedy_tokens(directory, oracle) -> None:
-    ((prompt_token_ids, token_ids),) = run_generate(directory, "The capital of France is")
-    check_greedy_tokens(oracle, prompt_token_ids, token_ids)
+    ((prompt_token_ids, token_ids),) = run_generate(directory, 16, "The capital of France is")
+    check_greedy_tokens(oracle, prompt_token_ids, token_ids, 16)
 
 
 @pytest.mark.soak
@@ -186,7 +195,7 @@ def test_the_command_line_gives_transformers_greedy_tokens_for_every_length(
 ) -> None:
     encode, decode = llm.tokenizer.encode, llm.tokenizer.decode
     texts = [decode(prompt_ids(encode, language, length, start=1)) for length in lengths]
-    answers = run_generate(directory, *texts)
+    answers = run_generate(directory, 48, *texts)
     for length, (prompt_token_ids, token_ids) in zip(lengths, answers, strict=True):
         assert abs(len(prompt_token_ids) - length) <= max(3, length // 100)
-        check_greedy_tokens(oracle, prompt_token_ids, token_ids)
+        check_greedy_tokens(oracle, prompt_token_ids, token_ids, 48)

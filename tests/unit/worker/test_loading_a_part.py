@@ -27,15 +27,20 @@ def part_of(directory, place):
     return model, context, load_weights(model, directory, config, torch.float32)
 
 
+@pytest.fixture(scope="module")
+def wide_directory(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("wide"), **WIDE)
+
+
+@pytest.mark.xdist_group("wide")
 @pytest.mark.parametrize(
     ("place", "share"), [(FIRST_OF_TWO, 0.5), (LAST_STAGE, 0.4)], ids=["tensor rank", "pipeline stage"]
 )
-def test_what_others_have_takes_no_memory(tmp_path, place, share):
-    directory = tiny_llama(tmp_path, **WIDE)
-    whole_bytes = (directory / "model.safetensors").stat().st_size
+def test_what_others_have_takes_no_memory(wide_directory, place, share):
+    whole_bytes = (wide_directory / "model.safetensors").stat().st_size
     assert whole_bytes > 240 * MIB
     before = cpu.process_bytes()
-    model, _, weights_bytes = part_of(directory, place)
+    model, _, weights_bytes = part_of(wide_directory, place)
     for parameter in model.parameters():
         parameter.sum()
     assert weights_bytes == pytest.approx(share * whole_bytes, rel=0.1)
