@@ -61,7 +61,7 @@ class WarmWorker:
     def load_model_within(self, timeout_s: float) -> None:
         """Load a model whose worker waits so long for others, now and later."""
         connect = worker_module.connect
-        worker_module.connect = lambda *args, **options: connect(*args, **options, timeout_s=timeout_s)
+        worker_module.connect = lambda *args, **options: connect(*args, **(options | {"timeout_s": timeout_s}))
         try:
             self.call("load_model")
         finally:
