@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from girih.errors import ConfigError
 
+MAX_STEP_TIMEOUT_S = 7 * 86400.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -86,8 +88,9 @@ class EngineConfig:
             _check_positive("max_model_len", self.max_model_len, or_else=' or "auto"')
         if not 0 < self.memory_utilization <= 1:
             raise ConfigError(f"memory_utilization={self.memory_utilization!r} must be above 0 and at most 1")
-        if not self.step_timeout_s > 0:
-            raise ConfigError(f"step_timeout_s={self.step_timeout_s!r} must be above 0 seconds")
+        if not isinstance(self.step_timeout_s, (int, float)) or not 0 < self.step_timeout_s <= MAX_STEP_TIMEOUT_S:
+            limit = f"above 0 and at most {MAX_STEP_TIMEOUT_S:.0f} (a week)"
+            raise ConfigError(f"step_timeout_s={self.step_timeout_s!r} must be a number of seconds {limit}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r} is not supported; choose auto, float32 or bfloat16")
         if self.kv_cache_dtype not in ("auto", "int8"):

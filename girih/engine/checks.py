@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from girih.checkpoint.hf_config import load_config
 from girih.config import EngineConfig
-from girih.errors import BindingError, PlanError
+from girih.errors import BindingError, CheckpointError, PlanError
 from girih.kv.config import KVCacheConfig
 from girih.kv.spec import KVCacheSpec
 from girih.messages import CacheUpdate, StepInput
@@ -17,6 +20,20 @@ logger = logging.getLogger(__name__)
 
 SHORT_REQUEST_TOKENS = 1024
 """Below this the user is warned of the length that "auto" found."""
+
+
+def check_config(directory: Path, model_config: Mapping[str, Any]) -> None:
+    """Refuse to go on with another model than requests in progress began with.
+
+    Args:
+        directory: of the model.
+        model_config: config.json as it was.
+
+    Raises:
+        CheckpointError: it is another one now.
+    """
+    if load_config(directory) != model_config:
+        raise CheckpointError(f"{directory / 'config.json'} is not what it was when the engine started")
 
 
 def check_specs(expected: Sequence[Mapping[str, KVCacheSpec]], specs: Sequence[Mapping[str, KVCacheSpec]]) -> None:

@@ -20,7 +20,7 @@ from girih.checkpoint.hf_config import eos_token_ids, load_config
 from girih.checkpoint.resolve import resolve_model
 from girih.config import EngineConfig
 from girih.engine.bring_up import bring_up
-from girih.engine.checks import check_block_ids, warn_of_short_requests
+from girih.engine.checks import check_block_ids, check_config, warn_of_short_requests
 from girih.engine.interrupts import uninterrupted
 from girih.engine.pool_memory import PoolMemory
 from girih.engine.report import EngineStats, StartupReport
@@ -34,9 +34,6 @@ from girih.sched.scheduler import Scheduler
 from girih.sched.updates import StepUpdate
 
 logger = logging.getLogger(__name__)
-
-MAX_FAILURES = 3
-"""Steps that may fail in a row before the requests that run in them are taken for the reason, and end."""
 
 GRACE_S = 10.0
 """How much longer than a step may take its result is waited for: the executor knows better who is late."""
@@ -63,13 +60,11 @@ class EngineCore:
         self.vocab_size: int = arch.parse_config(self.model_config).vocab_size
         self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self._request_ids = map(str, itertools.count())
-        self._num_steps = 0
-        self._num_restarts = 0
+        self._num_steps = self._num_restarts = 0
         self._max_in_flight = max(2, config.pipeline_parallel_size) if config.async_scheduling else 1
         self._in_flight: deque[tuple[StepInput, Future[StepOutput]]] = deque()  # in the order of the workers
         self._dead: str | None = None
         self._failure: str | None = None  # of workers that will be started anew
-        self._num_failures = 0  # since a step last went well
         self._resized_bytes: int | None = None
         executor = plugins.load("girih.executor", config.executor, what="executor")
         self.executor: Executor = executor.create(self.config)
@@ -140,9 +135,10 @@ class EngineCore:
         with uninterrupted():
             self._launch()
         self._collect()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            self._restart(failure)
+        if self._failure is not None and self._dead is None:
+            self._restart(self._failure)
+        if self._dead is not None:
+            self.scheduler.fail_all(self._dead)  # those that came while it died, or were there when it was shut down
         if self.config.check_invariants:
             self.scheduler.manager.check()
         if not self.scheduler.has_unfinished():
@@ -182,6 +178,7 @@ class EngineCore:
             self._resized_bytes = memory_bytes
             self._hand_out(self.scheduler.make_empty_step())  # pages have moved
         self._collect_all()
+        self._check_alive()
         self._release_free_slabs()
         return self._pool_memory.total_bytes
 
@@ -228,28 +225,33 @@ class EngineCore:
 
     def _restart(self, reason: str) -> None:
         """Start new workers, plan and bind again, and let all requests be computed again from their tokens."""
-        self._num_failures += 1
-        if self._num_failures >= MAX_FAILURES:  # a request that no worker survives must not take all others along
-            self.scheduler.fail_running(f"{reason} (the last of {MAX_FAILURES} failures in a row)")
-            self._num_failures = 0
-        logger.warning("the workers are started anew: %s", reason)
+        with uninterrupted():
+            self._failure = None
+            self.scheduler.stop_all(reason)
+            logger.warning("the workers are started anew: %s", reason)
         report, moved_bytes = StartupReport(), self._pool_memory.moved_bytes
         try:
             self._shut_down_workers()
+            check_config(self.model_directory, self.model_config)
             manager = self._start_workers(report)
+        except Exception as error:
+            self._die(f"{reason}; and new workers could not be started: {error or type(error).__name__}")
+            self._shut_down_workers()
+            return
+        except BaseException:  # Ctrl-C: the next step tries again
+            self._failure = reason
+            self._shut_down_workers()
+            raise
+        with uninterrupted():
             self._pool_memory.moved_bytes = moved_bytes
             limit = manager.max_request_tokens
             if self._resized_bytes is not None:
                 limit = self._pool_memory.resize(self._resized_bytes, longest_tokens=0)
-        except BaseException as error:
-            self._die(f"{reason}; and new workers could not be started: {str(error) or type(error).__name__}")
-            self._shut_down_workers()
-            if not isinstance(error, GirihError):
-                raise
-        else:
             self.scheduler.start_over(manager, limit)
             self._num_restarts += 1
-            logger.warning("the new workers were ready after %.1f s", report.total_s)
+        logger.warning("the new workers were ready after %.1f s", report.total_s)
+        if self._dead is not None:  # another thread has shut the engine down meanwhile
+            self._shut_down_workers()
 
     def _shut_down_workers(self) -> None:
         """Release workers of which one has failed: that others cannot release what they hold is no news."""
@@ -263,8 +265,7 @@ class EngineCore:
     def _launch(self) -> None:
         """Hand steps to the workers, until as many are under way as they can use."""
         while len(self._in_flight) < self._max_in_flight and self._failure is None and self._dead is None:
-            step = self.scheduler.schedule()
-            if step is None:
+            if (step := self.scheduler.schedule()) is None:
                 return
             self._hand_out(step)
 
@@ -304,7 +305,6 @@ class EngineCore:
             logger.exception("step %d failed", step.step_id)
             self._fail_step(str(error))
         else:
-            self._num_failures = 0
             self.scheduler.update(step, output)
 
     def _fail_step(self, error: str, *, can_go_on: bool = True) -> None:
@@ -315,6 +315,8 @@ class EngineCore:
         except ExecutorError as reason:
             can_go_on = False
             error = str(reason) if error in str(reason) else f"{error}; {reason}"
+        if self._dead is not None:
+            return  # `step` tells all requests
         if self.config.restart_workers:
             self._failure = error
         elif can_go_on:
@@ -323,8 +325,8 @@ class EngineCore:
             self._die(error)
 
     def _die(self, reason: str) -> None:
-        self._dead = reason
-        self.scheduler.fail_all(reason)
+        self._dead = self._dead or reason
+        self.scheduler.fail_all(self._dead)
 
     def _release_free_slabs(self) -> None:
         """Give free slabs' memory back; if the worker cannot even do that, its next step will say so."""

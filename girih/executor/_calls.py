@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,7 @@ class Call:
     """
 
     method: str
-    ranks: tuple[int, ...]
+    ranks: Sequence[int]
     limit_s: float
     is_step: bool
     future: Answer
@@ -84,7 +84,7 @@ class Calls:
         if self._failure is not None:
             raise ExecutorError(f"the workers cannot be used: {self._failure}")
 
-    def add(self, method: str, ranks: tuple[int, ...], limit_s: float, *, is_step: bool = False) -> tuple[int, Call]:
+    def add(self, method: str, ranks: Sequence[int], limit_s: float, *, is_step: bool = False) -> tuple[int, Call]:
         """Enter a call.
 
         Returns:

@@ -72,7 +72,7 @@ class WorkerProcess:
         code = self._popen.returncode
         if code is None or code >= 0:
             return f"the worker of rank {self.rank} ended with exit code {code}"
-        hint = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+        hint = ", by somebody, or by the system as memory ran out" if code == -signal.SIGKILL else ""
         return f"the worker of rank {self.rank} was killed by {signal.Signals(-code).name}{hint}"
 
     def is_stopped(self) -> bool:

@@ -64,7 +64,7 @@ class RayExecutor(RemoteExecutor):
         self._watcher.start()
         try:
             for rank, end in enumerate(self._workers.start()):
-                end.add_done_callback(functools.partial(self._note, rank, None))
+                end.add_done_callback(functools.partial(_pass_on, self._inbox, rank, None))
             self.collective_rpc(START, (self._make_worker, self._workers.rendezvous))
         except BaseException as error:
             self._calls.fail(f"the start failed: {str(error) or type(error).__name__}")
@@ -97,17 +97,13 @@ class RayExecutor(RemoteExecutor):
             self._calls.fail(f"{method} could not be sent: {type(error).__name__}: {error}")
             return
         for rank, answer in enumerate(answers):
-            answer.add_done_callback(functools.partial(self._note, rank, tag))
+            answer.add_done_callback(functools.partial(_pass_on, self._inbox, rank, tag))
 
     def _stop_sending(self) -> None:
         """Do nothing, as sending does not wait."""
 
     def _wake_watcher(self) -> None:
         self._inbox.put(None)
-
-    def _note(self, rank: int, tag: int | None, future: Future[Any]) -> None:
-        """Pass news on from Ray's thread, which must not be held up."""
-        self._inbox.put(News(rank, tag, future))
 
     # ---- the watcher's thread
 
@@ -182,3 +178,8 @@ class RayExecutor(RemoteExecutor):
         if ending.is_alive():
             logger.error("the Ray cluster does not answer; it ends the workers when this process ends")
         CONNECTION.leave()
+
+
+def _pass_on(inbox: queue.SimpleQueue[News | None], rank: int, tag: int | None, future: Future[Any]) -> None:
+    """Pass news on from Ray's thread, which must not be held up; late news of old actors reach no new inbox."""
+    inbox.put(News(rank, tag, future))

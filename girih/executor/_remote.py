@@ -50,7 +50,7 @@ class RemoteExecutor(Executor):
     ):
         self.step_timeout_s = step_timeout_s
         self._make_worker = make_worker
-        self._ranks = tuple(range(num_workers))
+        self._ranks = range(num_workers)
         self._output_rank = output_rank
         self._calls = Calls(on_failure=self._stop_sending, num_workers=num_workers)
         self._sending = threading.Lock()  # a message goes to all workers before the next one to any
@@ -106,7 +106,7 @@ class RemoteExecutor(Executor):
         if not self._sending.acquire(timeout=limit_s):
             raise ExecutorError(f"{method} could not be sent within {limit_s:g} s, as another call is being sent")
         try:
-            ranks = (self._output_rank,) if is_step else self._ranks
+            ranks: Sequence[int] = (self._output_rank,) if is_step else self._ranks
             tag, call = self._calls.add(method, ranks, limit_s, is_step=is_step)
             try:
                 parts = pack(tag, (method, args, args_by_rank, ranks))

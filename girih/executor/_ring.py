@@ -10,6 +10,7 @@ every processor. The memory is anonymous (memfd): it has no name, so nothing is 
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import select
@@ -21,6 +22,26 @@ from dataclasses import dataclass
 from girih.executor._frames import HEADER, Buffer, Message
 
 RING_BYTES = 4 << 20
+
+
+def make_memory(name: str) -> int:
+    """Return the descriptor of memory that ends with its last user; a name is for people who look into /proc."""
+    return _not_standard(os.memfd_create(name))
+
+
+def make_event() -> int:
+    """Return the descriptor of a counter that wakes who polls it."""
+    return _not_standard(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+
+
+def _not_standard(descriptor: int) -> int:
+    """Move a descriptor of a program without standard input or output: in its children these are other files."""
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True)
@@ -40,9 +61,9 @@ class Ring:
     @staticmethod
     def make(num_readers: int, num_bytes: int = RING_BYTES) -> Ring:
         """Make a ring; its descriptors are this process' until `close`."""
-        memory = os.memfd_create("girih-ring")
+        memory = make_memory("girih-ring")
         os.ftruncate(memory, num_bytes)
-        ready, space = ([os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(num_readers)] for _ in range(2))
+        ready, space = ([make_event() for _ in range(num_readers)] for _ in range(2))
         return Ring(memory, tuple(ready), tuple(space))
 
     def of_reader(self, reader: int) -> Ring:

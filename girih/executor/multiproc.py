@@ -25,7 +25,7 @@ from girih.executor._base import Executor
 from girih.executor._frames import Buffer
 from girih.executor._processes import WorkerProcess, end_processes
 from girih.executor._remote import WATCH_INTERVAL_S, RemoteExecutor, name_ranks, read_answer
-from girih.executor._ring import Ring, RingWriter
+from girih.executor._ring import Ring, RingWriter, make_event, make_memory
 from girih.executor._served import START, MakeWorker
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class MultiProcExecutor(RemoteExecutor):
         assert self._watcher is None, "start is called once, or again after shutdown"
         self._command_ring = Ring.make(len(self._ranks))
         self._answer_rings = [Ring.make(1) for _ in self._ranks]
-        self._meeting_place = os.memfd_create("girih-rendezvous")  # workers find it in /proc; it has no other name
-        self._wake, self._failed = (os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(2))
+        self._meeting_place = make_memory("girih-rendezvous")  # workers find it in /proc; it has no other name
+        self._wake, self._failed = make_event(), make_event()
         self._commands = RingWriter(self._command_ring, stop=self._failed)
         self._processes: list[WorkerProcess] = []
         self._running: dict[int, WorkerProcess] = {}  # by the descriptor that tells of the end

@@ -17,7 +17,7 @@ class RequestQueues:
 
         add ──> waiting ──enter──> running ──leave──> gone
                    ^                  │
-                   └─────preempt──────┘   or start_over, all of them
+                   └─────preempt──────┘   or stop_all
 
     Args:
         manager: frees the pages of whoever gives up its row.
@@ -59,10 +59,16 @@ class RequestQueues:
         request.num_preemptions += 1
         self.num_preemptions += 1
 
-    def start_over(self, manager: KVCacheManager) -> None:
-        """Let all running requests wait again, as their pages are lost; from now on pages are this manager's."""
-        for request in list(self.running):
+    def stop_all(self) -> list[RequestState]:
+        """Let all running requests wait again, as their pages are lost; returns them."""
+        stopped = list(self.running)
+        for request in stopped:
             self._wait_again(request)
+        return stopped
+
+    def use(self, manager: KVCacheManager) -> None:
+        """Take pages from another manager, while no request runs."""
+        assert not self.running
         self._manager = manager
 
     def leave(self, request: RequestState) -> None:

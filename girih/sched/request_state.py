@@ -44,6 +44,9 @@ class RequestState:
     num_cached_tokens: int | None = field(default=None, init=False)
     """Prompt tokens found in the prefix cache when it first ran."""
     num_preemptions: int = field(default=0, init=False)
+    num_failures: int = field(default=0, init=False)
+    """Steps that failed while it ran, since it last had a new token."""
+    num_tokens_at_failure: int = field(default=0, init=False)
     num_times_passed: int = field(default=0, init=False)
     """Requests that entered before it although it was the first to wait."""
     num_prompt_logprobs: int = field(default=0, init=False)

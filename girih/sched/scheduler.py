@@ -25,6 +25,9 @@ from girih.sched.queues import RequestQueues
 from girih.sched.request_state import RequestState
 from girih.sched.updates import StepUpdate
 
+MAX_FAILURES = 3
+"""Steps that may fail while a request runs, without a new token of it between, before it is taken for the reason."""
+
 
 class Scheduler:
     """Takes requests, gives steps, takes results.
@@ -185,15 +188,30 @@ class Scheduler:
             if request.row is not None:
                 self.queues.rows.limit(request.row)
 
+    def stop_all(self, error: str) -> None:
+        """Let all requests wait, to be computed again from their tokens: a step failed, and so did those behind it.
+
+        A request that runs in failing steps again and again, without a new token between, is taken for the reason: it
+        ends, so that it does not keep all others from going on for ever.
+        """
+        self._under_way.clear()
+        failed = []
+        for request in self.queues.stop_all():
+            if request.num_tokens > request.num_tokens_at_failure:
+                request.num_failures, request.num_tokens_at_failure = 0, request.num_tokens
+            request.num_failures += 1
+            if request.num_failures == MAX_FAILURES:
+                failed.append((request, f"{error} (the last of {MAX_FAILURES} failures since its last token)"))
+        self._fail(failed)
+
     def start_over(self, manager: KVCacheManager, max_request_tokens: int) -> None:
-        """Let all requests be computed again from their tokens; the steps under way are of no use any more.
+        """Go on with another cache, after `stop_all`.
 
         Args:
             manager: new, without a request.
             max_request_tokens: the longest request now; one that is as long already ends with an error.
         """
-        self._under_way.clear()
-        self.queues.start_over(manager)
+        self.queues.use(manager)
         self.manager = manager
         error = f"new workers can serve requests of up to {max_request_tokens} tokens; this one is as long"
         self._fail([(r, error) for r in self.queues.by_id.values() if r.num_tokens >= max_request_tokens])

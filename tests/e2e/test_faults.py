@@ -134,7 +134,7 @@ def test_a_request_that_kills_every_worker_ends_and_the_engine_lives(directory, 
     meet(Fault("raise", "execute_model", tmp_path / "mark", call=1, always=True))
     with LLM(directory, **OPTIONS, **PARALLEL, restart_workers=True) as llm:
         (output,) = llm.generate([PROMPTS[3]], PARAMS[3])
-        assert "no luck in execute_model (the last of 3 failures in a row)" in output.error
+        assert "no luck in execute_model (the last of 3 failures since its last token)" in output.error
         assert llm.stats().num_restarts == 3
 
 

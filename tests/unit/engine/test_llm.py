@@ -54,6 +54,21 @@ def test_a_stream_of_several_prompts_is_refused(llm, prompts):
         next(llm.stream(prompts, PARAMS))
 
 
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e10, "5", None])
+def test_a_time_limit_that_no_clock_has_is_refused(seconds):
+    with pytest.raises(ConfigError, match=r"step_timeout_s=.* at most 604800 \(a week\)"):
+        LLM("m", step_timeout_s=seconds)
+
+
+def test_a_stream_ends_with_an_error_when_the_engine_is_shut_down(tmp_path):
+    with LLM(str(tiny_llama(tmp_path)), max_model_len=64, kv_cache_memory="1MiB") as llm:
+        stream = llm.stream([5, 6], SamplingParams(max_tokens=50, ignore_eos=True))
+        next(stream)
+        llm.shutdown()
+        *_, last = stream
+        assert last.error == "it was shut down"
+
+
 def test_an_unknown_keyword_is_refused_with_the_one_that_was_meant():
     with pytest.raises(ConfigError, match="'max_modl_len'; did you mean max_model_len"):
         LLM("m", max_modl_len=5)

@@ -1,9 +1,10 @@
 """`restart_workers`: new workers in place of failed ones, and every request goes on as if nothing had happened."""
 
+import json
 from concurrent.futures import Future
 
 import pytest
-from core_driver import FakeExecutor, run
+from core_driver import CONFIG, FakeExecutor, run
 from fake_worker import expected_output
 from scheduler_driver import collect
 
@@ -11,6 +12,7 @@ from girih.errors import ExecutorError
 from girih.request import SamplingParams
 
 PARAMS = SamplingParams(seed=0, max_tokens=9, ignore_eos=True)
+SHORT = SamplingParams(seed=0, max_tokens=3, ignore_eos=True)
 PROMPTS = [[1, 2, 3], list(range(20)), list(range(18)), [9], list(range(30, 41)), [4, 4]]  # of 6, 4 run at once
 
 
@@ -24,7 +26,7 @@ class FailingExecutor(FakeExecutor):
         self.has_failed = False
 
     def start(self):
-        self.unhealthy, self.has_failed = None, False
+        self.unhealthy, self.has_failed, self.is_shut_down = None, False, False
         self.num_starts += 1
         super().start()
 
@@ -71,10 +73,11 @@ def test_without_it_dead_workers_end_every_request(make_core):
 
 
 def test_a_request_that_no_worker_survives_does_not_take_those_that_wait_along(make_core):
-    executor = FailingExecutor({2, 3, 4})
-    core = make_core(executor, restart_workers=True, async_scheduling=False)
+    executor = FailingExecutor({2, 4, 6})
+    core = make_core(executor, restart_workers=True, async_scheduling=False, max_num_batched_tokens=12)
     results = run_all(core)
-    assert [error for _, _, error in results[:4]] == ["rank 0: x (the last of 3 failures in a row)"] * 4
+    assert {error for _, _, error in results[:2]} == {None, "rank 0: x (the last of 3 failures since its last token)"}
+    assert [error for _, _, error in results].count(None) >= 4
     assert results[4:] == [(expected_output(prompt, 9), "length", None) for prompt in PROMPTS[4:]]
 
 
@@ -98,16 +101,67 @@ def test_when_no_new_workers_can_be_started_every_request_is_told_why(make_core)
         core.add_request([1], PARAMS)
 
 
-def test_an_interrupt_while_new_workers_start_ends_the_engine(make_core):
+def test_after_an_interrupt_while_new_workers_start_the_next_step_starts_them(make_core):
     executor = FailingExecutor({3}, "die")
     core = make_core(executor, restart_workers=True)
     executor.broken["load_model"] = KeyboardInterrupt()
     core.add_request([1, 2, 3], PARAMS)
     with pytest.raises(KeyboardInterrupt):
         run(core)
-    (result,) = collect(core.step(), {}).values()
-    assert "could not be started: KeyboardInterrupt" in result.error
+    del executor.broken["load_model"]
+    ((tokens, *end),) = run(core).values()
+    assert tokens == expected_output([1, 2, 3], 9)[-len(tokens) :]  # those of the steps before it were told already
+    assert end == ["length", None]
+
+
+@pytest.mark.parametrize("when", ["start", "load_model", "after"])
+def test_an_engine_that_is_shut_down_during_a_restart_stays_so(make_core, when):
+    executor = FailingExecutor({3}, "die")
+    core = make_core(executor, restart_workers=True)
+
+    class ShutsDown(dict):
+        """Stands for what another thread does while a method is called."""
+
+        def __contains__(self, method):
+            if method == when:
+                core.shutdown()
+            return False
+
+    executor.broken = ShutsDown()
+    request = core.add_request([1, 2, 3], PARAMS)
+    if when == "after":
+        collect(core.step(), {})
+        core.shutdown()
+    assert run(core)[request][1:] == ("error", "it was shut down")
+    assert executor.num_starts == (1 if when == "after" else 2)
     assert executor.is_shut_down
+
+
+def test_another_model_in_the_place_of_the_one_that_requests_began_with_is_refused(make_core, tmp_path):
+    executor = FailingExecutor({3}, "die")
+    core = make_core(executor, restart_workers=True)
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"rms_norm_eps": 1e-3}))
+    (error,) = {error for _, _, error in run_all(core)}
+    assert "could not be started: " in error
+    assert "config.json is not what it was" in error
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_prompt_whose_second_chunk_no_worker_survives_ends(make_core, is_async):
+    executor = FailingExecutor(())
+    hand_over = executor.execute_model
+
+    def execute_model(step):
+        executor.has_failed |= bool((step.num_computed_tokens >= 12).any())
+        return hand_over(step)
+
+    executor.execute_model = execute_model
+    core = make_core(executor, restart_workers=True, async_scheduling=is_async, max_num_batched_tokens=12)
+    long, short = core.add_request(list(range(40)), PARAMS), core.add_request([1, 2], SHORT)
+    results = run(core)
+    assert "(the last of 3 failures since its last token)" in results[long][2]
+    assert results[short] == (expected_output([1, 2], 3), "length", None)
+    assert executor.num_starts == 4
 
 
 def test_a_pool_that_was_made_smaller_stays_so(make_core):

@@ -84,6 +84,24 @@ def test_workers_meet_at_a_file_without_a_name_unless_there_is_one(executor):
     alone.shutdown()
 
 
+def test_a_program_without_standard_input_has_workers_too():
+    saved = os.dup(0)
+    os.close(0)  # the next descriptor that anybody opens is 0, which a child finds taken by its own standard input
+    try:
+        executor = made()
+        executor.start()
+        assert executor.collective_rpc("add", (1, 2)) == [3, 3]
+        executor.shutdown()
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+
+
+def test_more_ranks_than_any_model_has_heads_cost_nothing_before_they_are_refused():
+    with pytest.raises(ExecutorError, match="not started"):
+        made(10**9).check_health()
+
+
 def test_logs_and_prints_of_workers_reach_stderr_with_the_rank(capfd):
     executor = made()
     executor.start()
@@ -191,7 +209,7 @@ def test_the_engine_s_executor_has_a_worker_per_rank_and_the_last_stage_s_first_
             model="m", executor="multiproc", tensor_parallel_size=tensor, pipeline_parallel_size=pipeline
         )
         executor = multiproc.create(config)
-        assert executor._ranks == tuple(range(tensor * pipeline))
+        assert executor._ranks == range(tensor * pipeline)
         assert executor._output_rank == output_rank
 
 

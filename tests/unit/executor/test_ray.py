@@ -130,7 +130,7 @@ def test_another_version_of_girih_on_a_machine_is_refused(made, monkeypatch):
 def test_the_engine_s_executor_has_a_worker_per_rank_and_the_last_stage_s_first_one_answers():
     config = EngineConfig(model="m", executor="ray", tensor_parallel_size=2, pipeline_parallel_size=3)
     executor = ray_plugin.create(config)
-    assert executor._ranks == tuple(range(6))
+    assert executor._ranks == range(6)
     assert executor._output_rank == 4
     assert not executor.workers_are_local
 
