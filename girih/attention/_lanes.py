@@ -2,7 +2,7 @@
 
     Kernel      a compiled function with a C address; gets one record of numbers, among them addresses
     array_at    memory as an array
-    Lanes       16 float32 numbers in registers: load, store, splat, multiply_add, keep, exp2, dot16, ...
+    Lanes       16 float32 numbers in registers: load, store, splat, multiply_add, keep, exp2, dots, ...
 
 Loops over plain arrays would be vectorised by guess; here each function says which numbers go together, and in which
 order they are summed up, so that the same numbers always have the same sum. LLVM maps 16 lanes to whatever registers
@@ -29,8 +29,9 @@ from numba.np.arrayobj import populate_array
 from girih.kv.compiled import inner, kept_on_disk
 
 __all__ = [
-    "LANES", "Kernel", "add", "array_at", "dot16", "exp2", "fetch_add", "inner", "keep", "larger", "largest", "load",
-    "load_few", "multiply", "multiply_add", "splat", "store", "subtract", "total",
+    "LANES", "Kernel", "add", "array_at", "dots1", "dots2", "dots3", "dots4", "exp2", "fetch_add", "inner", "keep",
+    "larger", "largest", "load", "multiply", "multiply_add", "prefetch", "splat", "store", "subtract", "total",
+    "weigh1", "weigh2", "weigh3", "weigh4", "weigh1_16", "weigh2_16", "weigh3_16", "weigh4_16",
 ]  # fmt: skip
 
 _intrinsic: Any = intrinsic  # its type hides that compiled functions leave out the first argument
@@ -162,31 +163,23 @@ def _widen(builder: Any, numbers: Any, kind: Any) -> Any:
 
 
 @_intrinsic
-def load(_typing: Any, address: Any, kind: Any) -> Any:
-    """Return 16 numbers at an address: float32, int8, or uint16 for the bits of a bfloat16, half of a float32."""
-    element = kind.instance_type
+def prefetch(_typing: Any, address: Any) -> Any:
+    """Have the 64 bytes around an address brought near; any address will do."""
 
-    def _read(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        pointer = _pointer(builder, args[0], ir.VectorType(_element_type(element), LANES))
-        return _widen(builder, builder.load(pointer, align=element.bitwidth // 8), element)
+    def _bring(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        pointer = _pointer(builder, args[0], ir.IntType(8))
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _INT, _INT, _INT])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, (pointer, _INT(0), _INT(2), _INT(1)))  # to read; to the second cache; data
+        return context.get_dummy_value()
 
-    return _LANES(types.int64, kind), _read
+    return types.void(types.int64), _bring
 
 
 @_intrinsic
-def load_few(_typing: Any, address: Any, kind: Any, size: Any) -> Any:
-    """As `load`, of `size` numbers, at most 16; the rest is 0, and the memory behind them is not read."""
-    element = kind.instance_type
-
-    def _read(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        vector = ir.VectorType(_element_type(element), LANES)
-        copy = cgutils.alloca_once(builder, vector)
-        builder.store(ir.Constant(vector, [0] * LANES), copy)
-        itemsize = element.bitwidth // 8
-        cgutils.raw_memcpy(builder, copy, _pointer(builder, args[0], vector), args[2], itemsize, itemsize)
-        return _widen(builder, builder.load(copy), element)
-
-    return _LANES(types.int64, kind, types.int64), _read
+def load(_typing: Any, address: Any) -> Any:
+    """Return 16 float32 at an address."""
+    return _LANES(types.int64), lambda _context, builder, _signature, args: _read(builder, args[0], types.float32)
 
 
 @_intrinsic
@@ -289,32 +282,114 @@ def exp2(_typing: Any, lanes: Any) -> Any:
     return _LANES(_LANES), _power
 
 
-@_intrinsic
-def dot16(_typing: Any, query: Any, keys: Any, size: Any) -> Any:
-    """Return the dot products of query [size] with keys [16, size], float32 at these addresses, size a multiple of 16.
+def _dots(num: int) -> Any:
+    """Return the function `dots` for so many queries, 1 to 4; 16 sums are made at once, of 4 to 16 keys."""
+    num_keys = {1: 16, 2: 8}.get(num, 4)
 
-    The 16 vectors of partial sums are added up in pairs, neighbour by neighbour, which leaves one vector of 16 sums.
-    """
+    @_intrinsic
+    def dots(_typing: Any, queries: Any, size: Any, keys: Any, kind: Any, scores: Any, row_bytes: Any) -> Any:
+        """Write dot products of queries [num, size] and the next keys, which lie at these addresses, to scores."""
 
-    def _multiply(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        query, keys, size = args
-        sums = [cgutils.alloca_once_value(builder, _constant(0.0)) for _ in range(LANES)]
-        row_bytes = builder.shl(size, size.type(2))
-        with cgutils.for_range(builder, builder.lshr(size, size.type(4))) as loop:
-            at = builder.shl(loop.index, size.type(6))
-            q = builder.load(_pointer(builder, builder.add(query, at), _VECTOR), align=4)
-            key = builder.add(keys, at)
-            for one in sums:
-                k = builder.load(_pointer(builder, key, _VECTOR), align=4)
-                builder.store(_fma(builder, q, k, builder.load(one)), one)
-                key = builder.add(key, row_bytes)
-        vectors = [builder.load(one) for one in sums]
-        even, odd = (ir.Constant(_BITS, list(range(start, 2 * LANES, 2))) for start in (0, 1))
-        while len(vectors) > 1:
-            vectors = [
-                builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
-                for a, b in zip(vectors[::2], vectors[1::2], strict=True)
-            ]
-        return vectors[0]
+        def _multiply(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            queries, size, keys, _, scores, row_bytes = args
+            element, word = kind.instance_type, ir.IntType(64)
+            table = builder.load(_pointer(builder, keys, ir.ArrayType(word, num_keys)), align=8)
+            rows = [builder.extract_value(table, j) for j in range(num_keys)]
+            sums = [cgutils.alloca_once_value(builder, _constant(0.0)) for _ in range(num * num_keys)]
+            with cgutils.for_range(builder, builder.lshr(size, word(4))) as loop:
+                column = builder.shl(loop.index, word(4))
+                q = [
+                    _read(
+                        builder,
+                        _place(builder, queries, builder.add(column, builder.mul(size, word(i))), 4),
+                        types.float32,
+                    )
+                    for i in range(num)
+                ]
+                for j, row in enumerate(rows):
+                    k = _read(builder, _place(builder, row, column, element.bitwidth // 8), element)
+                    for i in range(num):
+                        one = sums[i * num_keys + j]
+                        builder.store(_fma(builder, q[i], k, builder.load(one)), one)
+            vectors = [builder.load(one) for one in sums] + [_constant(0.0)] * (LANES - num * num_keys)
+            sixteen = _sum_each(builder, vectors)
+            for i in range(num):
+                order = ir.Constant(ir.VectorType(_INT, num_keys), list(range(i * num_keys, (i + 1) * num_keys)))
+                result = builder.shuffle_vector(sixteen, _constant(0.0), order)
+                to = builder.add(scores, builder.mul(row_bytes, word(i)))
+                builder.store(result, _pointer(builder, to, result.type), align=4)
+            return _context.get_dummy_value()
 
-    return _LANES(types.int64, types.int64, types.int64), _multiply
+        return types.void(*[types.int64] * 3, kind, *[types.int64] * 2), _multiply
+
+    return dots
+
+
+def _weigh(num: int, width: int) -> Any:
+    """Return the function `weigh` for so many queries, 1 to 4, and so many vectors of the values."""
+
+    @_intrinsic
+    def weigh(
+        _typing: Any, weights: Any, row_bytes: Any, values: Any, num_values: Any, column: Any, kind: Any,
+        factors: Any, sums: Any, sum_bytes: Any,
+    ) -> Any:  # fmt: skip
+        """Let sums of each query be sums * factors + weights of values from a column on, which lie at addresses."""
+
+        def _multiply(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+            weights, row_bytes, values, num_values, column, _, factors, sums, sum_bytes = args
+            element, word, made = kind.instance_type, ir.IntType(64), {}
+            for i in range(num):
+                factor = _read(builder, _place(builder, factors, word(i * LANES), 4), types.float32)
+                for d in range(width):
+                    at = builder.add(builder.mul(sum_bytes, word(i)), word(d * LANES * 4))
+                    at = builder.add(builder.add(sums, at), builder.shl(column, word(2)))
+                    old = builder.fmul(_read(builder, at, types.float32), factor)
+                    made[i, d] = at, cgutils.alloca_once_value(builder, old)
+            with cgutils.for_range(builder, num_values) as loop:
+                row = builder.load(_pointer(builder, _place(builder, values, loop.index, 8), word))
+                v = [
+                    _read(
+                        builder,
+                        _place(builder, row, builder.add(column, word(d * LANES)), element.bitwidth // 8),
+                        element,
+                    )
+                    for d in range(width)
+                ]
+                for i in range(num):
+                    at = _place(builder, builder.add(weights, builder.mul(row_bytes, word(i))), loop.index, 4)
+                    w = _spread(builder, builder.load(_pointer(builder, at, _FLOAT)))
+                    for d in range(width):
+                        one = made[i, d][1]
+                        builder.store(_fma(builder, w, v[d], builder.load(one)), one)
+            for at, one in made.values():
+                builder.store(builder.load(one), _pointer(builder, at, _VECTOR), align=4)
+            return _context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5, kind, *[types.int64] * 3), _multiply
+
+    return weigh
+
+
+def _place(builder: Any, address: Any, index: Any, itemsize: int) -> Any:
+    return builder.add(address, builder.mul(index, index.type(itemsize)))
+
+
+def _read(builder: Any, address: Any, kind: Any) -> Any:
+    pointer = _pointer(builder, address, ir.VectorType(_element_type(kind), LANES))
+    return _widen(builder, builder.load(pointer, align=kind.bitwidth // 8), kind)
+
+
+def _sum_each(builder: Any, vectors: list[Any]) -> Any:
+    """Return the sums of 16 vectors, added up in pairs, neighbour by neighbour."""
+    even, odd = (ir.Constant(_BITS, list(range(start, 2 * LANES, 2))) for start in (0, 1))
+    while len(vectors) > 1:
+        vectors = [
+            builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
+dots1, dots2, dots3, dots4 = map(_dots, (1, 2, 3, 4))
+weigh1, weigh2, weigh3, weigh4 = (_weigh(num, 4) for num in (1, 2, 3, 4))
+weigh1_16, weigh2_16, weigh3_16, weigh4_16 = (_weigh(num, 1) for num in (1, 2, 3, 4))

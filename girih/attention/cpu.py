@@ -123,7 +123,7 @@ def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) ->
     key_scale, value_scale = tensors.get("key_scale"), tensors.get("value_scale")
     num_tokens, num_heads, head_size = query.shape
     _, _, num_kv_heads, v_head_size = value.shape
-    queries = _queries(query, scale)
+    queries = _queries(query, num_kv_heads, scale)
     output = queries.new_empty(num_tokens, num_heads, v_head_size)
     one_partial = partial_bytes(work.max_queries, num_heads, v_head_size)
     one_scratch = scratch_bytes(work.max_queries, num_heads, head_size, v_head_size)
@@ -134,7 +134,7 @@ def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) ->
         queries.data_ptr(), output.data_ptr(),
         key.data_ptr(), value.data_ptr(), _address(key_scale), _address(value_scale),
         key.stride(0), value.stride(0), _page_stride(key_scale), _page_stride(value_scale),
-        key.itemsize, cache.block_size, num_kv_heads, num_heads // num_kv_heads, head_size, v_head_size,
+        num_tokens, key.itemsize, cache.block_size, num_kv_heads, num_heads // num_kv_heads, head_size, v_head_size,
         work.window, tile_tokens(head_size, v_head_size), work.block_table.data_ptr(), work.block_table.shape[1],
         work.items.data_ptr(), work.num_items, counters.data_ptr(),
         partials.data_ptr(), one_partial, scratch.data_ptr(), one_scratch,
@@ -143,12 +143,16 @@ def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) ->
     return output if query.dtype == output.dtype else output.to(query.dtype)
 
 
-def _queries(query: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return queries as the kernel takes them: float32, in units of log2, in whole vectors."""
+def _queries(query: torch.Tensor, num_kv_heads: int, scale: float) -> torch.Tensor:
+    """Return queries as the kernel takes them: float32, in units of log2, in whole vectors, by key head.
+
+    Returns:
+        [num_kv_heads, num_tokens, heads of each, padded head size].
+    """
     queries = query.to(torch.float32) * (scale * math.log2(math.e))
     if missing := padded(query.shape[-1]) - query.shape[-1]:
         queries = nn.functional.pad(queries, (0, missing))
-    return queries.contiguous()
+    return queries.unflatten(1, (num_kv_heads, -1)).transpose(0, 1).contiguous()
 
 
 def _address(scales: torch.Tensor | None) -> int:
