@@ -3,6 +3,9 @@
 A step is cut into items of work, see `_cpu_kernel`: up to 16 new tokens of one row each. Rows that hold more than
 their share of the step's keys, such as one long context alone, are also cut along the context, so that every thread
 has work. Tokens attend in float32 whatever the dtypes are; a result has the same bits in any batch.
+
+One thing torch does faster: where the processor multiplies bfloat16 matrices itself, rows of many new tokens over a
+bfloat16 cache are left to it, as in the reference.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from girih.attention import GroupMetadata, KVCacheView
+from girih.attention import GroupMetadata, KVCacheView, reference
 from girih.attention._cpu_kernel import (
     ATTEND,
     ITEM,
@@ -26,6 +29,7 @@ from girih.attention._cpu_kernel import (
 )
 from girih.attention._cpu_write import COPY, QUANTISE
 from girih.attention._threads import run
+from girih.device.cpu import float32_rows
 
 BLOCK_SIZE_MULTIPLE = 1
 
@@ -50,6 +54,7 @@ class Work:
         window: tokens that a query sees, itself included.
         max_queries: of an item.
         num_threads: that will run.
+        prefills: rows that are left to torch.
     """
 
     items: torch.Tensor
@@ -59,6 +64,7 @@ class Work:
     window: int
     max_queries: int
     num_threads: int
+    prefills: tuple[reference.PrefillRow, ...]
 
 
 def write(cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -90,6 +96,8 @@ def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | N
     is_split = (num_new <= QUERY_TOKENS) & (num_new * (stop - first) > most) & (parts > 1) & (num_threads > 1)
     # one item for each row, and each 16 of its tokens, and each of its partitions if it is split
     num_items = np.where(is_split, parts, _cdiv(num_new, QUERY_TOKENS))
+    left = (num_new > QUERY_TOKENS) & _multiplies(cache.tensors["key"].dtype)
+    num_items[left] = 0
     row = np.repeat(np.arange(num_new.size), num_items)
     place = np.arange(row.size) - np.repeat(np.cumsum(num_items) - num_items, num_items)
     query = np.where(is_split[row], 0, place * QUERY_TOKENS)
@@ -113,11 +121,26 @@ def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | N
         window=window,
         max_queries=int(items["num_queries"].max(initial=1)),
         num_threads=max(1, min(num_threads, items.size)),
+        prefills=tuple(
+            reference.prefill_row(metadata, cache.block_size, int(row), int(first[row]), sliding_window)
+            for row in np.flatnonzero(left)
+        ),
     )
 
 
 def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) -> torch.Tensor:
     """Attend from every token of the batch; see `AttentionBackend.attend`."""
+    if work.num_items:
+        output = _attend_items(query, cache, work, scale).to(query.dtype)
+    else:
+        output = query.new_empty(*query.shape[:2], cache.tensors["value"].shape[-1])
+    for row in work.prefills:
+        output[row.tokens] = reference.attend_prefill(query[row.tokens], cache, row, scale)
+    return output
+
+
+def _attend_items(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) -> torch.Tensor:
+    """Return float32 [num_tokens, num_heads, v_head_size], with the outputs of the tokens of items."""
     tensors = cache.tensors
     key, value = tensors["key"], tensors["value"]
     key_scale, value_scale = tensors.get("key_scale"), tensors.get("value_scale")
@@ -140,7 +163,7 @@ def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) ->
         partials.data_ptr(), one_partial, scratch.data_ptr(), one_scratch,
     )  # fmt: skip
     run(ATTEND[key.dtype], fields, work.num_threads)
-    return output if query.dtype == output.dtype else output.to(query.dtype)
+    return output
 
 
 def _queries(query: torch.Tensor, num_kv_heads: int, scale: float) -> torch.Tensor:
@@ -153,6 +176,11 @@ def _queries(query: torch.Tensor, num_kv_heads: int, scale: float) -> torch.Tens
     if missing := padded(query.shape[-1]) - query.shape[-1]:
         queries = nn.functional.pad(queries, (0, missing))
     return queries.unflatten(1, (num_kv_heads, -1)).transpose(0, 1).contiguous()
+
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Return whether torch's products of such matrices are faster than those of float32."""
+    return dtype == torch.bfloat16 and float32_rows() is None
 
 
 def _address(scales: torch.Tensor | None) -> int:

@@ -54,6 +54,14 @@ def test_many_rows_of_all_lengths():
     close(*run_case(cpu, [(i * 7 % 300, 1) for i in range(120)], block_size=16))
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_long_prompts_in_bfloat16_wherever_they_are_multiplied(monkeypatch, native):
+    monkeypatch.setattr(cpu, "float32_rows", lambda: None if native else 4)
+    rows = [(30, 1), (0, 40), (100, 3), (50, 60)]
+    actual, expected = run_case(cpu, rows, window=30, dtype=torch.bfloat16)
+    torch.testing.assert_close(actual.float(), expected, atol=2e-2, rtol=2e-2)
+
+
 def test_a_step_without_tokens():
     cache = paged_cache(2, 4, 1, 8, dtype=torch.float32)
     metadata = GroupMetadata(
