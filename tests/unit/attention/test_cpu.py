@@ -1,6 +1,9 @@
 """The compiled backend beyond what tests/conformance asks of all: odd shapes, long contexts, and equal bits."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -69,6 +72,18 @@ def test_a_step_without_tokens():
     )
     work = cpu.prepare(metadata, cache, None)
     assert cpu.attend(torch.zeros(0, 2, 8), cache, work, 1.0).shape == (0, 2, 8)
+
+
+def test_processes_that_start_together_compile_once(tmp_path):
+    """The second one waits, and loads what the first one has kept."""
+    code = (
+        "from girih.attention._cpu_write import COPY\nassert COPY.address\n"
+        "print(sum(COPY._compiled.stats.cache_hits.values()))"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert sorted(process.communicate()[0].strip() for process in processes) == ["0", "1"]
 
 
 # ---- the same bits
