@@ -39,6 +39,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/eviction.py --quick
 	$(BIN)/girih pull smollm2
 	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/attention.py --quick
 	$(BIN)/python benchmarks/executors.py --quick
 
 .venv/bin/python:

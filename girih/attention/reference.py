@@ -106,7 +106,7 @@ def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | N
     return Work(
         tuple(_decode_batches(metadata, cache, decodes, first_live)),
         tuple(
-            _prefill_row(metadata, cache.block_size, int(row), int(first_live[row]), sliding_window) for row in prefills
+            prefill_row(metadata, cache.block_size, int(row), int(first_live[row]), sliding_window) for row in prefills
         ),
     )
 
@@ -124,7 +124,7 @@ def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) ->
         )
         output[batch.tokens] = _attend_dense(query[batch.tokens].unsqueeze(1), key, value, batch.mask, scale).squeeze(1)
     for row in work.prefills:
-        output[row.tokens] = _attend_prefill(query[row.tokens], cache, row, scale)
+        output[row.tokens] = attend_prefill(query[row.tokens], cache, row, scale)
     return output
 
 
@@ -164,9 +164,10 @@ def _decode_batch(
     )
 
 
-def _prefill_row(
+def prefill_row(
     metadata: GroupMetadata, block_size: int, row: int, first_live: int, sliding_window: int | None
 ) -> PrefillRow:
+    """Say where row `row` of a step has its tokens, from position `first_live` on."""
     start, stop = (int(bound) for bound in metadata.query_starts[row : row + 2])
     num_computed = int(metadata.num_computed_tokens[row])
     first_column = first_live // block_size
@@ -181,7 +182,7 @@ def _prefill_row(
     )
 
 
-def _attend_prefill(query: torch.Tensor, cache: KVCacheView, row: PrefillRow, scale: float) -> torch.Tensor:
+def attend_prefill(query: torch.Tensor, cache: KVCacheView, row: PrefillRow, scale: float) -> torch.Tensor:
     """Attend from one row's new tokens, a tile of queries at a time: [num_new, num_heads, v_head_size]."""
     num_new = query.shape[0]
     live = slice(row.skip, row.skip + row.num_computed + num_new - row.first_live)

@@ -1,4 +1,4 @@
-"""How the cache's run time is compiled: the only file that names numba.
+"""How the cache's run time is compiled: this file and `attention/_lanes.py` alone name numba.
 
     entry   what Python calls
     inner   what only compiled functions call
@@ -127,6 +127,24 @@ class _KeptFiles(IndexDataCacheFile):
             return {}
 
 
+def kept_on_disk(function: Callable[..., Any], folder: Path, **options: Any) -> Any:
+    """Return numba's dispatcher of a function; what it compiles is kept, if there is a place for it.
+
+    Args:
+        function: to be compiled when its argument types are known.
+        folder: with the sources of all that is compiled into it.
+        options: of numba.
+    """
+    try:
+        compiled = _njit(cache=True, **options)(function)
+        kept = compiled._cache  # numba has no public name for where it keeps what it compiled
+        kept._cache_file = _KeptFiles(kept._cache_file, _digest(folder))
+    except RuntimeError as error:  # numba: no directory to cache in
+        logger.warning("compiling %s at every start: %s; set NUMBA_CACHE_DIR", function.__name__, error)
+        compiled = _njit(**options)(function)
+    return compiled
+
+
 class Entry:
     """A compiled function, as Python calls it; where nothing can be kept on disk it is compiled at every start.
 
@@ -136,13 +154,7 @@ class Entry:
 
     def __init__(self, function: Callable[..., Any]):
         update_wrapper(self, function)
-        try:
-            self.compiled = _njit(cache=True)(function)
-            kept = self.compiled._cache  # numba has no public name for where it keeps what it compiled
-            kept._cache_file = _KeptFiles(kept._cache_file, _digest(Path(__file__).parent))
-        except RuntimeError as error:  # numba: no directory to cache in
-            logger.warning("compiling %s at every start: %s; set NUMBA_CACHE_DIR", function.__name__, error)
-            self.compiled = _njit(function)
+        self.compiled = kept_on_disk(function, Path(__file__).parent)
         self._variants: dict[tuple[object, ...], Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:

@@ -77,7 +77,7 @@ class ModelRunner:
         self.context = context
         self.max_num_seqs = max_num_seqs
         self.eos_token_ids = tuple(eos_token_ids)
-        self.weights_touched = False
+        self.is_warm = False
         self.logits_rows = max(1, LOGITS_ELEMENTS // vocab_size)
         self.sampler_rows = max(1, SAMPLER_ELEMENTS // vocab_size)
 
@@ -124,14 +124,20 @@ class ModelRunner:
         return StepOutput(step.step_id, rows, token_ids, logprobs, prompt_logprobs, failed)
 
     @torch.inference_mode()
-    def touch_weights(self) -> None:
-        """Read something of each page of every parameter, so that weights mapped from a file are in memory."""
-        if not self.weights_touched:
-            for parameter in self.model.parameters():
-                elements = parameter.flatten()
-                elements[:: mmap.PAGESIZE // elements.itemsize].sum()
-                elements[-1:].sum()  # a mapped tensor need not begin with a page
-        self.weights_touched = True
+    def warm_up(self) -> None:
+        """Once, touch the weights and compute a small step without a cache: a prompt, and one that goes on.
+
+        Weights mapped from a file are in memory then, and what is compiled when it is first used is compiled. The ranks
+        of a pipeline stage must do it together.
+        """
+        if self.is_warm:
+            return
+        for parameter in self.model.parameters():
+            elements = parameter.flatten()
+            elements[:: mmap.PAGESIZE // elements.itemsize].sum()  # something of each page
+            elements[-1:].sum()  # a mapped tensor need not begin with a page
+        self._made_up_step([0, 1], [2, 1], layers=self.model.distinct_layers())
+        self.is_warm = True
 
     @torch.inference_mode()
     def profile(self, max_num_batched_tokens: int, max_model_len: int) -> None:

@@ -93,7 +93,7 @@ class Worker:
         facts = self.device.memory_facts()
         asked = self.config.max_model_len
         longest = min(asked, self.model_limit) if isinstance(asked, int) else self.model_limit
-        self.runner.touch_weights()
+        self.runner.warm_up()  # what is compiled stays, and is no part of a step
         process_bytes = self.device.process_bytes()
         self.device.reset_peak()
         self.runner.profile(self.config.max_num_batched_tokens, longest)
@@ -139,8 +139,8 @@ class Worker:
         self.device.release(self.buffer, byte_ranges(slabs, self.kv_cache_config.slab_bytes))
 
     def compile_or_warm_up_model(self) -> None:
-        """Touch the weights, so that the first request finds them in memory."""
-        self.runner.touch_weights()
+        """Touch the weights and compute a small step, so that the first request waits for neither disk nor compiler."""
+        self.runner.warm_up()
 
     def execute_model(self, step: StepInput) -> StepOutput:
         """Compute one step; steps come strictly in order."""

@@ -154,6 +154,14 @@ def test_after_a_tenant_that_left_nothing_but_nan(directory, expected, oracle):
     check_outputs(oracle, outputs)
 
 
+def test_the_compiled_attention_backend_gives_the_same_tokens(directory, expected, oracle):
+    prompts = [prompt(length) for length in LENGTHS]
+    with make_llm(directory, attention_backend="cpu", max_num_batched_tokens=16) as llm:
+        outputs = llm.generate(prompts, GREEDY)
+    assert [tokens(output) for output in outputs] == [expected(p) for p in prompts]
+    check_outputs(oracle, outputs)
+
+
 def test_three_completions(llm, expected, oracle):
     (output,) = llm.generate([prompt(17)], dataclasses.replace(GREEDY, n=3))
     assert [completion.index for completion in output.outputs] == [0, 1, 2]

@@ -1,0 +1,195 @@
+"""The backend of the CPU: compiled kernels that read keys and values where they lie, page by page, exactly once.
+
+A step is cut into items of work, see `_cpu_kernel`: up to 16 new tokens of one row each. Rows that hold more than
+their share of the step's keys, such as one long context alone, are also cut along the context, so that every thread
+has work. Tokens attend in float32 whatever the dtypes are; a result has the same bits in any batch.
+
+One thing torch does faster: where the processor multiplies bfloat16 matrices itself, rows of many new tokens over a
+bfloat16 cache are left to it, as in the reference.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from girih.attention import GroupMetadata, KVCacheView, reference
+from girih.attention._cpu_kernel import (
+    ATTEND,
+    ITEM,
+    PARTITION_TOKENS,
+    padded,
+    partial_bytes,
+    scratch_bytes,
+    tile_tokens,
+)
+from girih.attention._cpu_write import COPY, QUANTISE
+from girih.attention._threads import run
+from girih.device.cpu import float32_rows
+
+BLOCK_SIZE_MULTIPLE = 1
+
+QUERY_TOKENS = 16
+"""Of one item: they share what is read."""
+
+ITEMS_PER_THREAD = 4
+"""Rows are cut along the context until there are about so many, as some threads may be slower than others."""
+
+NO_WINDOW = 1 << 62
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step of one group and window, ready for each of its layers.
+
+    Args:
+        items: the bytes of `ITEM` [num_items].
+        num_items: their number.
+        is_split: whether any row is cut along the context.
+        block_table: int32 [num_rows, width].
+        window: tokens that a query sees, itself included.
+        max_queries: of an item.
+        num_threads: that will run.
+        prefills: rows that are left to torch.
+    """
+
+    items: torch.Tensor
+    num_items: int
+    is_split: bool
+    block_table: torch.Tensor
+    window: int
+    max_queries: int
+    num_threads: int
+    prefills: tuple[reference.PrefillRow, ...]
+
+
+def write(cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    """Store new tokens at their slots; see `AttentionBackend.write`."""
+    for name, given in (("key", key), ("value", value)):
+        pages, scales = cache.tensors[name], cache.tensors.get(f"{name}_scale")
+        new = given.to(pages.dtype if scales is None else torch.float32)
+        if not new[:1].is_contiguous():
+            new = new.contiguous()
+        fields = (
+            slot_mapping.data_ptr(), new.shape[0],
+            new.data_ptr(), new.stride(0) * new.itemsize,
+            pages.data_ptr(), pages.stride(0) * pages.itemsize,
+            _address(scales), _page_stride(scales) * torch.float32.itemsize,
+            cache.block_size, new.shape[1], new.shape[1] * new.shape[2] * pages.itemsize,
+        )  # fmt: skip
+        run(COPY if scales is None else QUANTISE, fields)
+
+
+def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | None) -> Work:
+    """Cut a step into items of work; see `AttentionBackend.prepare`."""
+    num_threads = torch.get_num_threads()
+    window = sliding_window or NO_WINDOW
+    num_new = np.diff(metadata.query_starts)
+    stop = metadata.num_computed_tokens + num_new
+    first = np.maximum(metadata.num_computed_tokens - window + 1, 0)
+    most = max(1, int((num_new * (stop - first)).sum()) // (num_threads * ITEMS_PER_THREAD))
+    parts = _cdiv(stop, PARTITION_TOKENS) - first // PARTITION_TOKENS
+    is_split = (num_new <= QUERY_TOKENS) & (num_new * (stop - first) > most) & (parts > 1) & (num_threads > 1)
+    # one item for each row, and each 16 of its tokens, and each of its partitions if it is split
+    num_items = np.where(is_split, parts, _cdiv(num_new, QUERY_TOKENS))
+    left = (num_new > QUERY_TOKENS) & _multiplies(cache.tensors["key"].dtype)
+    num_items[left] = 0
+    row = np.repeat(np.arange(num_new.size), num_items)
+    place = np.arange(row.size) - np.repeat(np.cumsum(num_items) - num_items, num_items)
+    query = np.where(is_split[row], 0, place * QUERY_TOKENS)
+    items = np.empty(row.size, ITEM)
+    items["row"] = row
+    items["token"] = metadata.query_starts[row] + query
+    items["num_queries"] = np.minimum(num_new[row] - query, QUERY_TOKENS)
+    items["position"] = metadata.num_computed_tokens[row] + query
+    sees_from = np.maximum(items["position"] - window + 1, 0)
+    partition = (first[row] // PARTITION_TOKENS + place) * PARTITION_TOKENS
+    sees_to = items["position"] + items["num_queries"]
+    items["first"] = np.where(is_split[row], np.maximum(sees_from, partition), sees_from)
+    items["stop"] = np.where(is_split[row], np.minimum(sees_to, partition + PARTITION_TOKENS), sees_to)
+    items["split"] = np.arange(row.size) - place
+    items["num_split"] = np.where(is_split, parts, 0)[row]
+    return Work(
+        items=torch.from_numpy(items.view(np.uint8)),
+        num_items=items.size,
+        is_split=bool(is_split.any()),
+        block_table=torch.from_numpy(np.ascontiguousarray(metadata.block_table)),
+        window=window,
+        max_queries=int(items["num_queries"].max(initial=1)),
+        num_threads=max(1, min(num_threads, items.size)),
+        prefills=tuple(
+            reference.prefill_row(metadata, cache.block_size, int(row), int(first[row]), sliding_window)
+            for row in np.flatnonzero(left)
+        ),
+    )
+
+
+def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) -> torch.Tensor:
+    """Attend from every token of the batch; see `AttentionBackend.attend`."""
+    if work.num_items:
+        output = _attend_items(query, cache, work, scale).to(query.dtype)
+    else:
+        output = query.new_empty(*query.shape[:2], cache.tensors["value"].shape[-1])
+    for row in work.prefills:
+        output[row.tokens] = reference.attend_prefill(query[row.tokens], cache, row, scale)
+    return output
+
+
+def _attend_items(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) -> torch.Tensor:
+    """Return float32 [num_tokens, num_heads, v_head_size], with the outputs of the tokens of items."""
+    tensors = cache.tensors
+    key, value = tensors["key"], tensors["value"]
+    key_scale, value_scale = tensors.get("key_scale"), tensors.get("value_scale")
+    num_tokens, num_heads, head_size = query.shape
+    _, _, num_kv_heads, v_head_size = value.shape
+    queries = _queries(query, num_kv_heads, scale)
+    output = queries.new_empty(num_tokens, num_heads, v_head_size)
+    one_partial = partial_bytes(work.max_queries, num_heads, v_head_size)
+    one_scratch = scratch_bytes(work.max_queries, num_heads, head_size, v_head_size)
+    partials = torch.empty(one_partial * work.num_items if work.is_split else 0, dtype=torch.uint8)
+    scratch = torch.empty(one_scratch * work.num_threads, dtype=torch.uint8)
+    counters = torch.zeros(2 + work.num_items, dtype=torch.int64)
+    fields = (
+        queries.data_ptr(), output.data_ptr(),
+        key.data_ptr(), value.data_ptr(), _address(key_scale), _address(value_scale),
+        key.stride(0), value.stride(0), _page_stride(key_scale), _page_stride(value_scale),
+        num_tokens, key.itemsize, cache.block_size, num_kv_heads, num_heads // num_kv_heads, head_size, v_head_size,
+        work.window, tile_tokens(head_size, v_head_size), work.block_table.data_ptr(), work.block_table.shape[1],
+        work.items.data_ptr(), work.num_items, counters.data_ptr(),
+        partials.data_ptr(), one_partial, scratch.data_ptr(), one_scratch,
+    )  # fmt: skip
+    run(ATTEND[key.dtype], fields, work.num_threads)
+    return output
+
+
+def _queries(query: torch.Tensor, num_kv_heads: int, scale: float) -> torch.Tensor:
+    """Return queries as the kernel takes them: float32, in units of log2, in whole vectors, by key head.
+
+    Returns:
+        [num_kv_heads, num_tokens, heads of each, padded head size].
+    """
+    queries = query.to(torch.float32) * (scale * math.log2(math.e))
+    if missing := padded(query.shape[-1]) - query.shape[-1]:
+        queries = nn.functional.pad(queries, (0, missing))
+    return queries.unflatten(1, (num_kv_heads, -1)).transpose(0, 1).contiguous()
+
+
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Return whether torch's products of such matrices are faster than those of float32."""
+    return dtype == torch.bfloat16 and float32_rows() is None
+
+
+def _address(scales: torch.Tensor | None) -> int:
+    return 0 if scales is None else scales.data_ptr()
+
+
+def _page_stride(scales: torch.Tensor | None) -> int:
+    return 0 if scales is None else scales.stride(0)
+
+
+def _cdiv(a: np.ndarray, b: int) -> np.ndarray:
+    return -(-a // b)
