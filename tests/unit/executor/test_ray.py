@@ -15,11 +15,16 @@ from girih.executor import ray as ray_plugin
 pytestmark = pytest.mark.xdist_group("ray")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def made(ray_cluster):
-    """Make executors, which are shut down at the end."""
+    """Make executors on a cluster of which nothing is in use; they are shut down at the end."""
+    import ray
+
     from girih.executor._ray_executor import RayExecutor
 
+    deadline = time.monotonic() + 20
+    while ray.available_resources().get("CPU") != 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
     executors = []
 
     def make(num_workers=2, worker=ToyWorker):
