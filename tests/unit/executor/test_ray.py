@@ -51,7 +51,8 @@ def test_neighbours_are_on_one_machine_and_meet_at_a_port_of_the_first(made):
     executor = made(3)
     executor.start()
     raylets = [parent for _, _, parent in executor.collective_rpc("where")]
-    assert raylets[0] == raylets[1] != raylets[2]
+    assert len(set(raylets)) == 2
+    assert raylets[1] in (raylets[0], raylets[2])  # Ray chooses which machine gets two
     (place,) = set(executor.collective_rpc("meeting_place"))
     assert place.startswith("tcp://")
     assert int(place.rpartition(":")[2]) > 1023
