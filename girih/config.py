@@ -18,14 +18,14 @@ class EngineConfig:
         dtype: "auto" (as the checkpoint says), "float32" or "bfloat16"; of the weights.
         kv_cache_dtype: of keys and values: "auto" (as the weights), or "int8": half of bfloat16's memory, less exact.
         max_model_len: longest request in tokens, or "auto": about the longest that the model and memory allow.
-        kv_cache_memory_bytes: size of the KV cache pool; left out, a profile run measures what is free.
+        kv_cache_memory_bytes: size of each worker's KV cache, e.g. 512MiB; left out, what is free is measured.
         memory_utilization: share of a machine's memory (or of its cgroup limit) that all workers on it may use in all.
         max_num_seqs: requests computed at once.
         max_num_batched_tokens: tokens computed in one step.
         block_size: tokens per cache block; None takes the smallest multiple of 16 the backend supports.
         enable_prefix_caching: reuse the cached KV of equal prefixes.
         scheduling_policy: a file in `girih/sched/policies`.
-        executor: a file in `girih/executor`.
+        executor: uniproc (one worker, in this process), multiproc (processes here) or ray (actors of a Ray cluster).
         device: a file in `girih/device`.
         attention_backend: a file in `girih/attention`.
         tensor_parallel_size: workers that share each layer; their number must divide the model's query heads.
@@ -34,7 +34,7 @@ class EngineConfig:
         seed: where the seeds of requests without one start.
         async_scheduling: prepare the next step while the workers compute one.
         step_timeout_s: seconds that a step may take; workers that need longer have failed.
-        restart_workers: when a worker fails, start new ones and compute all requests again, rather than fail them.
+        restart_workers: when a worker fails in a step, start new ones that compute all requests again: none fails.
         check_invariants: run the cache manager's `check()` after every step (slow; tests and debugging).
     """
 
@@ -101,9 +101,9 @@ class EngineConfig:
                 _check_positive("pipeline_split", num_layers, or_else=" layer for each stage")
         if self.world_size > 1 and self.executor == "uniproc":
             raise ConfigError(
-                f"tensor_parallel_size={self.tensor_parallel_size} with pipeline_parallel_size="
-                f"{self.pipeline_parallel_size} needs {self.world_size} workers, the executor 'uniproc' has one: "
-                "choose the executor multiproc or ray, or set both sizes to 1"
+                f"--tensor-parallel-size {self.tensor_parallel_size} with --pipeline-parallel-size "
+                f"{self.pipeline_parallel_size} needs {self.world_size} workers, the executor uniproc has one: choose "
+                "--executor multiproc or ray, or set both sizes to 1"
             )
 
 

@@ -114,13 +114,14 @@ def _describe(llm: LLM) -> str:
     """Say in one line what was planned."""
     from girih.units import format_bytes
 
-    plan = llm.kv_cache_configs[0]
+    plan, *others = llm.kv_cache_configs
+    where = f" on the first of {1 + len(others)} workers" if others else ""
     groups = ", ".join(
         f"{len(group.layers)} layers {group.retention.describe()} in blocks of {group.block_size}"
         for group in plan.groups
     )
     return (
-        f"KV cache: {format_bytes(plan.pool_bytes)} in {plan.num_slabs} slabs; {groups or 'no layers'}; "
+        f"KV cache: {format_bytes(plan.pool_bytes)} in {plan.num_slabs} slabs{where}; {groups or 'no layers'}; "
         f"requests of up to {llm.max_model_len} tokens; ready after {llm.startup_report.total_s:.1f} s"
     )
 

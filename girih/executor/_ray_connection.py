@@ -85,6 +85,9 @@ class RayConnection:
             logger.error("Ray does not end within %g s", LEAVE_TIMEOUT_S)
 
 
+NOTHING_RUNS = "Could not find any running Ray"
+"""What Ray says where "auto" finds no cluster; one that refuses the connection is not passed over."""
+
 CONNECTION = RayConnection()
 """The one of this process, as Ray itself has one."""
 
@@ -119,15 +122,18 @@ def _connect(num_cpus: int) -> None:
             logging_level=logging.ERROR,
         )
     except Exception as error:  # Ray raises many kinds
-        raise ExecutorError(f"Ray cannot be used (RAY_ADDRESS={address}): {error}") from error
+        raise ExecutorError(
+            f"Ray cannot be used (RAY_ADDRESS={address}): {error}; if this machine's cluster is not meant, "
+            "RAY_ADDRESS=local starts one of Girih's own"
+        ) from error
 
 
 def _connect_to(address: str) -> bool:
     """Connect to a cluster that runs; tells whether "auto" has found one."""
     try:
         ray.init(address=address, logging_level=logging.ERROR)
-    except ConnectionError:
-        if address != "auto":
-            raise
-        return False
+    except ConnectionError as error:
+        if address == "auto" and NOTHING_RUNS in str(error):
+            return False
+        raise
     return True

@@ -162,7 +162,7 @@ def _warn_of_spare_memory(
     if tightest.planner.stage.least_worker != worst and spare_share(worst) > MAX_SPARE:
         logger.warning(
             "worker %d uses %s of its %s for the KV cache, because worker %d has room for %d slabs only and every "
-            "request needs both; the rest is of use if that one gets more memory, or fewer layers",
+            "request needs both; the rest is of use if that one gets more memory",
             worst, format_bytes(configs[worst].total_bytes), format_bytes(available_memory[worst]),
             tightest.planner.stage.least_worker, configs[worst].num_slabs,
         )  # fmt: skip

@@ -29,10 +29,18 @@ def generated(directory, executor):
         return [(output.outputs[0].token_ids, output.num_cached_tokens, output.error) for output in outputs]
 
 
+@pytest.mark.soak
 @pytest.mark.real_weights
 @pytest.mark.xdist_group("smollm2")
-def test_a_worker_process_gives_the_tokens_of_this_process(real_model) -> None:
-    directory = str(real_model("smollm2"))
+def test_a_worker_process_gives_the_tokens_of_this_process_with_a_real_model(real_model) -> None:
+    check_worker_process(str(real_model("smollm2")))
+
+
+def test_a_worker_process_gives_the_tokens_of_this_process(tmp_path) -> None:
+    check_worker_process(str(tiny_llama(tmp_path)))
+
+
+def check_worker_process(directory):
     expected = generated(directory, "uniproc")
     assert generated(directory, "multiproc") == expected
     assert any(num_cached for _, num_cached, _ in expected)

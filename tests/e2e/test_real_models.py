@@ -28,6 +28,11 @@ OPTIONS = {"dtype": "float32", "max_model_len": 2600, "kv_cache_memory": "512MiB
 GREEDY = SamplingParams(temperature=0, max_tokens=8, logprobs=3, ignore_eos=True)
 
 
+def in_soak(*values):
+    """Mark a case that differs from others only in its numbers."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 @pytest.fixture(scope="module", params=MODELS)
 def name(request) -> str:
     return request.param
@@ -56,7 +61,9 @@ def mixed_prompts(llm: LLM) -> list[list[int]]:
     return [prompt_ids(encode, language, n) for language, numbers in lengths.items() for n in numbers]
 
 
-@pytest.mark.parametrize(("language", "length"), [("english", 1), ("code", 100), ("japanese", 520), ("english", 2400)])
+@pytest.mark.parametrize(
+    ("language", "length"), [("english", 1), ("code", 100), ("japanese", 520), in_soak("english", 2400)]
+)
 def test_alone_tokens_and_logits_equal_transformers(llm, oracle, language, length) -> None:
     prompt = prompt_ids(llm.tokenizer.encode, language, length)
     with recorded_logits(llm.core) as recorded:
@@ -82,7 +89,7 @@ def test_three_completions_of_a_prompt_equal_transformers(llm, oracle) -> None:
     check_outputs(oracle, [output])
 
 
-@pytest.mark.parametrize(("chunk", "length"), [(1, 20), (7, 61), (16, 130), (17, 540)])
+@pytest.mark.parametrize(("chunk", "length"), [in_soak(1, 20), (7, 61), in_soak(16, 130), (17, 540)])
 def test_chunked_prefill_equals_transformers(llm, directory, oracle, chunk, length) -> None:
     prompt = prompt_ids(llm.tokenizer.encode, "code", length)
     options = {"dtype": "float32", "max_model_len": 700, "kv_cache_memory_bytes": 512 << 20, "check_invariants": True}
@@ -98,6 +105,7 @@ def test_chunked_prefill_equals_transformers(llm, directory, oracle, chunk, leng
         core.shutdown()
 
 
+@pytest.mark.soak
 def test_preempted_requests_equal_transformers(directory, oracle) -> None:
     options = {**OPTIONS, "max_model_len": 104, "kv_cache_memory": pool_bytes_for(directory, 1.8, num_tokens=104)}
     with LLM(str(directory), **options) as llm:

@@ -24,7 +24,7 @@ CASES = [
     ("smollm2", 1, 2, None),
     ("smollm2", 1, 2, (29, 1)),
 ]
-SHORT_CASES = [CASES[0], CASES[4]]
+SHORT_CASES = [CASES[4]]
 
 
 def with_executors(cases, executors):

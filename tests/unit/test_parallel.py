@@ -59,7 +59,7 @@ def test_ranks_are_counted_within_stages():
 
 
 def test_one_process_cannot_be_several_workers():
-    with pytest.raises(ConfigError, match=r"needs 6 workers, the executor 'uniproc' has one: .* multiproc or ray"):
+    with pytest.raises(ConfigError, match=r"needs 6 workers, the executor uniproc has one: .* multiproc or ray"):
         EngineConfig(model="m", tensor_parallel_size=3, pipeline_parallel_size=2)
 
 

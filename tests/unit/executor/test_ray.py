@@ -15,11 +15,16 @@ from girih.executor import ray as ray_plugin
 pytestmark = pytest.mark.xdist_group("ray")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def made(ray_cluster):
-    """Make executors, which are shut down at the end."""
+    """Make executors on a cluster of which nothing is in use; they are shut down at the end."""
+    import ray
+
     from girih.executor._ray_executor import RayExecutor
 
+    deadline = time.monotonic() + 20
+    while ray.available_resources().get("CPU") != 4 and time.monotonic() < deadline:
+        time.sleep(0.05)
     executors = []
 
     def make(num_workers=2, worker=ToyWorker):
@@ -46,7 +51,8 @@ def test_neighbours_are_on_one_machine_and_meet_at_a_port_of_the_first(made):
     executor = made(3)
     executor.start()
     raylets = [parent for _, _, parent in executor.collective_rpc("where")]
-    assert raylets[0] == raylets[1] != raylets[2]
+    assert len(set(raylets)) == 2
+    assert raylets[1] in (raylets[0], raylets[2])  # Ray chooses which machine gets two
     (place,) = set(executor.collective_rpc("meeting_place"))
     assert place.startswith("tcp://")
     assert int(place.rpartition(":")[2]) > 1023
