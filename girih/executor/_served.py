@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from girih import plugins
 from girih.config import EngineConfig
 from girih.executor._base import worker_error
 from girih.executor._frames import Buffer, Message, SentError, pack
@@ -29,6 +30,8 @@ class MakeWorker:
 
     def __call__(self, rank: int, rendezvous: str | None) -> Any:
         """Make the worker of a rank; `rendezvous` says where it finds the others, None if there are none."""
+        # before torch, whose threads are told only once how to wait for each other
+        plugins.load("girih.device", self.config.device, what="device")
         return importlib.import_module("girih.worker.worker").Worker(self.config, rank, rendezvous)
 
 

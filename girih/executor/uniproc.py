@@ -6,7 +6,6 @@ daemon: a stuck worker does not keep the process from ending.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import queue
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 from girih.config import EngineConfig
 from girih.errors import ExecutorError, GirihError
 from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor, worker_error
+from girih.executor._served import MakeWorker
 from girih.messages import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ SHUTDOWN_TIMEOUT_S = 10.0
 
 def create(config: EngineConfig) -> Executor:
     """Make the executor of an engine; `start` brings the worker up."""
-    return UniProcExecutor(lambda: importlib.import_module("girih.worker.worker").Worker(config, RANK))
+    return UniProcExecutor(lambda: MakeWorker(config)(RANK, None))
 
 
 class UniProcExecutor(Executor):
