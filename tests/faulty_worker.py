@@ -1,6 +1,6 @@
 """Real workers of which one fails once, in a way and at a call that the test says.
 
-monkeypatch.setattr(multiproc, "MakeWorker", lambda config: MakeFaultyWorker(config, Fault(...)))
+monkeypatch.setattr(_remote, "MakeWorker", lambda config: MakeFaultyWorker(config, Fault(...)))
 """
 
 import os

@@ -20,8 +20,7 @@ from girih.errors import ExecutorError
 from girih.executor._frames import HEADER, Buffer, Message
 from girih.executor._ray_connection import CONNECTION
 from girih.executor._ray_workers import RayWorkers
-from girih.executor._remote import WATCH_INTERVAL_S, RemoteExecutor, read_answer
-from girih.executor._served import START
+from girih.executor._remote import RemoteExecutor, read_answer
 
 logger = logging.getLogger(__name__)
 
@@ -52,40 +51,19 @@ class RayExecutor(RemoteExecutor):
 
     workers_are_local = False
 
-    def start(self) -> None:
-        """Connect to Ray, make the actors and in them the workers; see `Executor.start`."""
-        assert self._watcher is None, "start is called once, or again after shutdown"
+    # ---- the start
+
+    def _prepare(self) -> None:
+        """Connect to Ray."""
         CONNECTION.join(len(self._ranks))
         self._workers = RayWorkers(len(self._ranks))
         self._inbox: queue.SimpleQueue[News | None] = queue.SimpleQueue()
-        self._has_ended = False
-        self._calls.open()
-        self._watcher = threading.Thread(target=self._watch, name="girih-ray-watcher", daemon=True)
-        self._watcher.start()
-        try:
-            for rank, end in enumerate(self._workers.start()):
-                end.add_done_callback(functools.partial(_pass_on, self._inbox, rank, None))
-            self.collective_rpc(START, (self._make_worker, self._workers.rendezvous))
-        except BaseException as error:
-            self._calls.fail(f"the start failed: {str(error) or type(error).__name__}")
-            self.shutdown()
-            raise
 
-    def shutdown(self) -> None:
-        """Let the workers release what they hold and end their actors; see `Executor.shutdown`.
-
-        Raises:
-            GirihError: a worker failed in its release; all actors have ended all the same.
-        """
-        watcher, self._watcher = self._watcher, None
-        if watcher is None:
-            return
-        try:
-            error = self._release()
-        finally:
-            self._end(watcher)
-        if error is not None:
-            raise error
+    def _meet(self) -> str | None:
+        """Make the actors."""
+        for rank, end in enumerate(self._workers.start()):
+            end.add_done_callback(functools.partial(_pass_on, self._inbox, rank, None))
+        return self._workers.rendezvous
 
     # ---- sending
 
@@ -107,25 +85,10 @@ class RayExecutor(RemoteExecutor):
 
     # ---- the watcher's thread
 
-    def _watch(self) -> None:
-        try:
-            while not self._has_ended:
-                self._look()
-        except BaseException as error:
-            logger.exception("the watcher of the workers failed")
-            self._calls.fail(f"their watcher failed: {type(error).__name__}: {error}")
-
-    def _look(self) -> None:
-        """Sleep until something happens or time is up, and deal with it."""
-        self._sleeps_until = float("inf")  # calls that come from here on wake this thread
-        now = time.monotonic()
-        self._sleeps_until = min(self._calls.next_deadline(), now + WATCH_INTERVAL_S)
-        news = self._next(self._sleeps_until - now)
+    def _take_news(self, timeout_s: float) -> None:
+        news = self._next(timeout_s)
         if news is not None:
             self._take_in(news, BLAME_S)
-        call = self._calls.overdue() if time.monotonic() >= self._sleeps_until else None
-        if call is not None:
-            self._fail_overdue(call)
 
     def _next(self, timeout_s: float) -> News | None:
         try:
@@ -170,7 +133,8 @@ class RayExecutor(RemoteExecutor):
         self._calls.fail("they were shut down")
         self._has_ended = True
         self._wake_watcher()
-        watcher.join()
+        if watcher.is_alive():
+            watcher.join()
         # on a thread of its own, as Ray waits long for a cluster that is gone
         ending = threading.Thread(target=self._workers.end, args=(END_TIMEOUT_S,), name="girih-ray-end", daemon=True)
         ending.start()

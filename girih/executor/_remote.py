@@ -1,23 +1,29 @@
 """`RemoteExecutor`: what executors with workers in other processes share: calls as messages, answers as futures.
 
-An executor adds how a message reaches the workers, a watcher that takes in their answers and keeps the time, and
-how workers start and end.
+    start      prepare -> watcher begins: launch -> meet -> the workers are made        _prepare _launch _meet
+    a call     send to all, from any thread                                            _send _stop_sending
+    watcher    a thread: takes in answers and ends of workers, and keeps the time      _take_news _wake_watcher
+    shutdown   the workers release what they hold -> end                               _end
+
+An executor defines what stands on the right.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Self
 
+from girih.config import EngineConfig
 from girih.errors import ExecutorError, GirihError
 from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor
 from girih.executor._calls import Call, Calls
 from girih.executor._frames import Buffer, Message, SentError, pack
-from girih.executor._served import SHUTDOWN, STEP
+from girih.executor._served import SHUTDOWN, START, STEP, MakeWorker
 from girih.messages import StepInput, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -56,6 +62,50 @@ class RemoteExecutor(Executor):
         self._sending = threading.Lock()  # a message goes to all workers before the next one to any
         self._watcher: threading.Thread | None = None
         self._sleeps_until = 0.0  # the watcher, which calls that end earlier wake
+        self._is_closing = self._has_ended = False
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> Self:
+        """Return the executor of an engine's workers."""
+        return cls(
+            MakeWorker(config),
+            num_workers=config.world_size,
+            output_rank=config.world_size - config.tensor_parallel_size,  # the first rank of the last stage
+            step_timeout_s=config.step_timeout_s,
+        )
+
+    def start(self) -> None:
+        """Create the workers, all at the same time; see `Executor.start`."""
+        assert self._watcher is None, "start is called once, or again after shutdown"
+        self._prepare()
+        self._is_closing = self._has_ended = False
+        self._sleeps_until = 0.0
+        self._calls.open()
+        self._watcher = threading.Thread(target=self._watch, name="girih-watcher", daemon=True)
+        try:
+            self._watcher.start()
+            self.collective_rpc(START, (self._make_worker, self._meet()))
+        except BaseException as error:
+            self._calls.fail(f"the start failed: {str(error) or type(error).__name__}")
+            self.shutdown()
+            raise
+
+    def shutdown(self) -> None:
+        """Let the workers release what they hold and end their processes; see `Executor.shutdown`.
+
+        Raises:
+            GirihError: a worker failed in its release; all processes have ended all the same.
+        """
+        watcher, self._watcher = self._watcher, None
+        if watcher is None:
+            return
+        self._is_closing = True
+        try:
+            error = self._release()
+        finally:
+            self._end(watcher)
+        if error is not None:
+            raise error
 
     def collective_rpc(
         self,
@@ -124,7 +174,43 @@ class RemoteExecutor(Executor):
         finally:
             self._sending.release()
 
-    # ---- what a watcher does
+    # ---- the start
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what the watcher and the workers share; if this raises, nothing was started."""
+
+    def _launch(self) -> None:
+        """Start processes that must be children of the watcher's thread; called there first."""
+
+    @abstractmethod
+    def _meet(self) -> str | None:
+        """Start the processes, or await them; returns where the workers meet, None for a lone one."""
+
+    # ---- the watcher's thread
+
+    def _watch(self) -> None:
+        try:
+            self._launch()
+            while not self._has_ended:
+                self._look()
+        except BaseException as error:
+            logger.exception("the watcher of the workers failed")
+            self._calls.fail(f"their watcher failed: {type(error).__name__}: {error}")
+
+    def _look(self) -> None:
+        """Sleep until something happens or time is up, and deal with it."""
+        self._sleeps_until = float("inf")  # calls that come from here on wake this thread
+        now = time.monotonic()
+        self._sleeps_until = min(self._calls.next_deadline(), now + WATCH_INTERVAL_S)
+        self._take_news(max(0.0, self._sleeps_until - now))
+        call = self._calls.overdue() if time.monotonic() >= self._sleeps_until else None
+        if call is not None:
+            self._fail_overdue(call)
+
+    @abstractmethod
+    def _take_news(self, timeout_s: float) -> None:
+        """Wait so long for answers and ends of workers, and tell the calls."""
 
     def _fail_overdue(self, call: Call) -> None:
         """Fail everything, as the time of a call is up."""
@@ -136,6 +222,10 @@ class RemoteExecutor(Executor):
         return ""
 
     # ---- the end
+
+    @abstractmethod
+    def _end(self, watcher: threading.Thread) -> None:
+        """End the processes and the watcher, which may never have begun; in any state, in bounded time."""
 
     def _release(self) -> GirihError | None:
         """Let the workers release what they hold; returns what one raised. Who does not answer is killed later."""

@@ -15,7 +15,6 @@ import logging
 import os
 import select
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +23,8 @@ from girih.errors import ExecutorError
 from girih.executor._base import Executor
 from girih.executor._frames import Buffer
 from girih.executor._processes import WorkerProcess, end_processes
-from girih.executor._remote import WATCH_INTERVAL_S, RemoteExecutor, name_ranks, read_answer
+from girih.executor._remote import RemoteExecutor, name_ranks, read_answer
 from girih.executor._ring import Ring, RingWriter, make_event, make_memory
-from girih.executor._served import START, MakeWorker
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +37,15 @@ BLAME_S = 0.05
 
 def create(config: EngineConfig) -> Executor:
     """Make the executor of an engine; `start` brings the workers up."""
-    return MultiProcExecutor(
-        MakeWorker(config),
-        num_workers=config.world_size,
-        output_rank=config.world_size - config.tensor_parallel_size,  # the first rank of the last stage
-        step_timeout_s=config.step_timeout_s,
-    )
+    return MultiProcExecutor.of(config)
 
 
 class MultiProcExecutor(RemoteExecutor):
     """Runs workers in processes of this machine; see the module, and `RemoteExecutor` for the arguments."""
 
-    def start(self) -> None:
-        """Start the processes and create the workers, all at the same time; see `Executor.start`."""
-        assert self._watcher is None, "start is called once, or again after shutdown"
+    # ---- the start
+
+    def _prepare(self) -> None:
         self._command_ring = Ring.make(len(self._ranks))
         self._answer_rings = [Ring.make(1) for _ in self._ranks]
         self._meeting_place = make_memory("girih-rendezvous")  # workers find it in /proc; it has no other name
@@ -61,35 +54,9 @@ class MultiProcExecutor(RemoteExecutor):
         self._processes: list[WorkerProcess] = []
         self._running: dict[int, WorkerProcess] = {}  # by the descriptor that tells of the end
         self._launched = threading.Event()
-        self._is_closing = self._has_ended = False
-        self._sleeps_until = 0.0
-        self._calls.open()
-        self._watcher = threading.Thread(target=self._watch, name="girih-multiproc", daemon=True)
-        try:
-            self._watcher.start()
-            rendezvous = None if len(self._ranks) == 1 else f"file:///proc/self/fd/{self._meeting_place}"
-            self.collective_rpc(START, (self._make_worker, rendezvous))
-        except BaseException as error:
-            self._calls.fail(f"the start failed: {str(error) or type(error).__name__}")
-            self.shutdown()
-            raise
 
-    def shutdown(self) -> None:
-        """Let the workers release what they hold and end their processes; see `Executor.shutdown`.
-
-        Raises:
-            GirihError: a worker failed in its release; all processes have ended all the same.
-        """
-        watcher, self._watcher = self._watcher, None
-        if watcher is None:
-            return
-        self._is_closing = True
-        try:
-            error = self._release()
-        finally:
-            self._end(watcher)
-        if error is not None:
-            raise error
+    def _meet(self) -> str | None:
+        return None if len(self._ranks) == 1 else f"file:///proc/self/fd/{self._meeting_place}"
 
     # ---- sending
 
@@ -111,17 +78,6 @@ class MultiProcExecutor(RemoteExecutor):
 
     # ---- the watcher's thread
 
-    def _watch(self) -> None:
-        try:
-            self._launch()
-            while not self._has_ended:
-                self._look()
-        except BaseException as error:
-            logger.exception("the watcher of the workers failed")
-            self._calls.fail(f"their watcher failed: {type(error).__name__}: {error}")
-        finally:
-            self._launched.set()
-
     def _launch(self) -> None:
         """Start the processes from this thread, with which they die, and prepare to hear of them."""
         self._poller = select.poll()
@@ -135,22 +91,16 @@ class MultiProcExecutor(RemoteExecutor):
                 self._handlers[process.answers.ready] = functools.partial(self._hear, process)
                 self._handlers[process.end] = functools.partial(self._note_end, process)
                 self._running[process.end] = process
+            for descriptor in self._handlers:
+                self._poller.register(descriptor, select.POLLIN)
         except OSError as error:
             self._calls.fail(f"the worker of rank {len(self._processes)} could not be started: {error}")
-        for descriptor in self._handlers:
-            self._poller.register(descriptor, select.POLLIN)
-        self._launched.set()
+        finally:
+            self._launched.set()
 
-    def _look(self) -> None:
-        """Sleep until something happens or time is up, and deal with it."""
-        self._sleeps_until = float("inf")  # calls that come from here on wake this thread
-        now = time.monotonic()
-        self._sleeps_until = min(self._calls.next_deadline(), now + WATCH_INTERVAL_S)
-        for descriptor, _ in self._poller.poll(max(0.0, self._sleeps_until - now) * 1000):
+    def _take_news(self, timeout_s: float) -> None:
+        for descriptor, _ in self._poller.poll(timeout_s * 1000):
             self._handlers[descriptor]()
-        call = self._calls.overdue() if time.monotonic() >= self._sleeps_until else None
-        if call is not None:
-            self._fail_overdue(call)
 
     def _hear(self, process: WorkerProcess) -> None:
         for message in process.answers.take():

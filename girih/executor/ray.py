@@ -7,7 +7,6 @@ import importlib.util
 from girih.config import EngineConfig
 from girih.errors import ConfigError
 from girih.executor._base import Executor
-from girih.executor._served import MakeWorker
 
 
 def create(config: EngineConfig) -> Executor:
@@ -23,9 +22,4 @@ def create(config: EngineConfig) -> Executor:
         )
     from girih.executor._ray_executor import RayExecutor
 
-    return RayExecutor(
-        MakeWorker(config),
-        num_workers=config.world_size,
-        output_rank=config.world_size - config.tensor_parallel_size,  # the first rank of the last stage
-        step_timeout_s=config.step_timeout_s,
-    )
+    return RayExecutor.of(config)

@@ -18,7 +18,7 @@ from toy_worker import is_running, named_memory
 
 from girih import LLM, SamplingParams
 from girih.errors import ExecutorError, GirihError
-from girih.executor import multiproc
+from girih.executor import _remote, multiproc
 
 OPTIONS = {"dtype": "float32", "max_model_len": 128, "kv_cache_memory": "1MiB", "max_num_batched_tokens": 48}
 PARALLEL = {"executor": "multiproc", "tensor_parallel_size": 2}
@@ -72,7 +72,7 @@ def launched(monkeypatch):
 @pytest.fixture
 def meet(monkeypatch, launched):
     """Let the workers meet a fault."""
-    return lambda fault: monkeypatch.setattr(multiproc, "MakeWorker", lambda config: MakeFaultyWorker(config, fault))
+    return lambda fault: monkeypatch.setattr(_remote, "MakeWorker", lambda config: MakeFaultyWorker(config, fault))
 
 
 @pytest.mark.parametrize("how", ["raise", in_soak("kill"), in_soak("stop"), in_soak("memory")])
