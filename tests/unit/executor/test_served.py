@@ -1,5 +1,9 @@
 """A worker and the calls to it, as messages."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from toy_worker import ToyWorker
 
@@ -30,3 +34,27 @@ def test_a_worker_that_failed_in_a_step_does_no_other_if_others_may_wait_for_it_
     with pytest.raises(ExecutorError, match="rank 0 failed in execute_model: ValueError: x"):
         call(served, "execute_model", 2)
     assert call(served, "seen_steps") == [{"raise": "x"}]
+
+
+PROGRAM = """
+import os, sys
+
+class Looker:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+
+sys.meta_path.insert(0, Looker())
+from girih.config import EngineConfig
+from girih.executor._served import MakeWorker
+
+MakeWorker(EngineConfig(model="m"))(0, None)
+"""
+
+
+def test_a_workers_threads_are_told_to_sleep_before_torch_is_loaded():
+    """OpenMP asks once; threads that spin took the core that the engine needs, and half the speed."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    run = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    assert run.stdout == "passive\n"
