@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -65,7 +66,10 @@ class WorkerProcess:
 
     def exit_code(self) -> int | None:
         """Return the exit code, or minus the number of the signal that ended the process; None while it runs."""
-        return self._popen.poll()
+        poller = select.poll()
+        poller.register(self.end, select.POLLIN)
+        # `Popen.poll` says None of a process that has ended, too, while another thread waits for it
+        return self._popen.wait() if poller.poll(0) else None
 
     def describe_exit(self) -> str:
         """Say how the process ended."""

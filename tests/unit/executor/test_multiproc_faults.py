@@ -1,6 +1,7 @@
 """The executor of worker processes when one dies or hangs, or the parent does: told at once, and nothing is left."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -159,6 +160,30 @@ def test_a_process_that_ignores_sigterm_gets_sigkill():
     running = pids(executor)
     executor.shutdown()
     assert not any(map(is_running, running))
+
+
+def test_the_exit_code_is_known_though_another_thread_waits_for_it_too(executor):
+    process = executor._processes[1]
+    lock = process._popen._waitpid_lock
+    assert process.exit_code() is None
+    with lock:
+        os.kill(process.pid, signal.SIGKILL)
+        found = []
+        thread = threading.Thread(target=lambda: found.append(process.exit_code()))
+        while not has_ended(process):
+            time.sleep(0.01)
+        thread.start()
+        thread.join(0.1)
+        assert not found
+    thread.join(5)
+    assert found == [-signal.SIGKILL]
+
+
+def has_ended(process):
+    """Tell whether the system has told of the process' end."""
+    poller = select.poll()
+    poller.register(process.end, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def test_after_a_death_and_a_shutdown_new_workers_can_be_started(executor):
