@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import fcntl
-import logging
 import os
 import socket
 import struct
@@ -16,7 +14,7 @@ import ray
 
 import girih
 from girih.executor._frames import HEADER, Message
-from girih.executor._served import Served, add_package_paths
+from girih.executor._served import Served, add_package_paths, speak_as
 
 _SIOCGIFADDR = 0x8915
 
@@ -50,9 +48,7 @@ class RayHost:
 
     def __init__(self, rank: int, log_level: int, package_paths: dict[str, list[str]], num_threads: str | None):
         os.dup2(2, 1)  # what a worker prints is no output of the program
-        faulthandler.enable()
-        text = f"worker of rank {rank}: %(levelname)s: %(name)s: %(message)s"
-        logging.basicConfig(level=log_level, format=text, force=True)
+        speak_as(rank, log_level)
         add_package_paths(package_paths)
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray says 1
         if num_threads is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
+import io
+import logging
 import os
 import sys
 import traceback
@@ -100,6 +103,20 @@ def package_paths() -> dict[str, list[str]]:
     packages = {name: module for name, module in sys.modules.items() if name.startswith("girih.")}
     paths = {name: list(getattr(module, "__path__", ())) for name, module in packages.items()}
     return {name: folders for name, folders in paths.items() if len(folders) > 1}
+
+
+def speak_as(rank: int, log_level: int) -> None:
+    """Have this process say whose its log lines are, where it was when it crashed, and what is printed line by line.
+
+    Args:
+        rank: of the worker here.
+        log_level: of the engine's root logger.
+    """
+    faulthandler.enable()
+    text = f"worker of rank {rank}: %(levelname)s: %(name)s: %(message)s"
+    logging.basicConfig(level=log_level, format=text, force=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # with PYTHONUNBUFFERED the words of several workers would mix
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def add_package_paths(paths: Mapping[str, Sequence[str]]) -> None:

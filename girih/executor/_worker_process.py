@@ -6,7 +6,6 @@ It dies with its parent, however that ends: the kernel sees to it.
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import logging
 import os
 import signal
@@ -14,7 +13,7 @@ from typing import NoReturn
 
 from girih.executor._base import CALL_TIMEOUT_S
 from girih.executor._ring import Ring, RingReader, RingWriter
-from girih.executor._served import Served, add_package_paths
+from girih.executor._served import Served, add_package_paths, speak_as
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,9 +38,7 @@ def main(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with(parent_pid)
-    faulthandler.enable()
-    text = f"worker of rank {rank}: %(levelname)s: %(name)s: %(message)s"
-    logging.basicConfig(level=log_level, format=text)
+    speak_as(rank, log_level)
     add_package_paths(package_paths)
     _serve(Served(rank), RingReader(Ring(*commands)), RingWriter(Ring(*answers)))  # type: ignore[arg-type]
     logging.shutdown()
