@@ -34,9 +34,9 @@ from girih.attention._cpu_tile import (
     tile_bytes,
     tile_tokens,
 )
-from girih.attention._lanes import (
+from girih.kernels.kernel import Kernel
+from girih.kernels.lanes import (
     LANES,
-    Kernel,
     array_at,
     exp2,
     fetch_add,

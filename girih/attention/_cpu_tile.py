@@ -11,14 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from girih.attention._lanes import (
-    LANES,
-    add,
-    array_at,
+from girih.attention._cpu_products import (
     dots1,
     dots2,
     dots3,
     dots4,
+    weigh1,
+    weigh1_16,
+    weigh2,
+    weigh2_16,
+    weigh3,
+    weigh3_16,
+    weigh4,
+    weigh4_16,
+)
+from girih.kernels.lanes import (
+    LANES,
+    add,
+    array_at,
     exp2,
     inner,
     keep,
@@ -30,14 +40,6 @@ from girih.attention._lanes import (
     splat,
     store,
     subtract,
-    weigh1,
-    weigh1_16,
-    weigh2,
-    weigh2_16,
-    weigh3,
-    weigh3_16,
-    weigh4,
-    weigh4_16,
 )  # fmt: skip
 
 TILE_BYTES = 16 << 10

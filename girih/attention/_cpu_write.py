@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from girih.attention._lanes import Kernel, array_at, inner
+from girih.kernels.kernel import Kernel
+from girih.kernels.lanes import array_at, inner
 
 JOB = np.dtype(
     [

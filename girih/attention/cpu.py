@@ -28,8 +28,8 @@ from girih.attention._cpu_kernel import (
     tile_tokens,
 )
 from girih.attention._cpu_write import COPY, QUANTISE
-from girih.attention._threads import run
 from girih.device.cpu import float32_rows
+from girih.kernels.threads import run
 
 BLOCK_SIZE_MULTIPLE = 1
 

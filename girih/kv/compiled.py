@@ -1,4 +1,4 @@
-"""How the cache's run time is compiled: this file and `attention/_lanes.py` alone name numba.
+"""How the cache's run time is compiled: this file, `kernels/` and `attention/_cpu_products.py` alone name numba.
 
     entry   what Python calls
     inner   what only compiled functions call
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Callable
 from functools import cache, update_wrapper
 from glob import escape
@@ -42,6 +43,9 @@ from numba.extending import (
 from numpy import array, int64, ndarray
 
 logger = logging.getLogger(__name__)
+
+COMPILED = re.compile(rb"girih\.(kv\.compiled|kernels)\b")
+"""What every source with compiled functions names."""
 
 _njit: Any = njit  # numba's stubs lack most of its options
 
@@ -127,18 +131,18 @@ class _KeptFiles(IndexDataCacheFile):
             return {}
 
 
-def kept_on_disk(function: Callable[..., Any], folder: Path, **options: Any) -> Any:
+def kept_on_disk(function: Callable[..., Any], *folders: Path, **options: Any) -> Any:
     """Return numba's dispatcher of a function; what it compiles is kept, if there is a place for it.
 
     Args:
         function: to be compiled when its argument types are known.
-        folder: with the sources of all that is compiled into it.
+        folders: with the sources of all that is compiled into it.
         options: of numba.
     """
     try:
         compiled = _njit(cache=True, **options)(function)
         kept = compiled._cache  # numba has no public name for where it keeps what it compiled
-        kept._cache_file = _KeptFiles(kept._cache_file, _digest(folder))
+        kept._cache_file = _KeptFiles(kept._cache_file, _digest(frozenset(folders)))
     except RuntimeError as error:  # numba: no directory to cache in
         logger.warning("compiling %s at every start: %s; set NUMBA_CACHE_DIR", function.__name__, error)
         compiled = _njit(**options)(function)
@@ -188,10 +192,11 @@ def _kind(arg: object) -> object:
 
 
 @cache
-def _digest(folder: Path) -> str:
+def _digest(folders: frozenset[Path]) -> str:
     # of the sources with compiled functions in them
-    sources = (path.read_bytes() for path in sorted(folder.rglob("*.py")))
-    return hashlib.sha256(b"\0".join(source for source in sources if b"girih.kv.compiled" in source)).hexdigest()
+    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    sources = (path.read_bytes() for path in paths)
+    return hashlib.sha256(b"\0".join(source for source in sources if COMPILED.search(source))).hexdigest()
 
 
 class Record:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import girih
+from girih.kv.compiled import COMPILED
 
 ROOT = Path(girih.__file__).parent
 
@@ -28,15 +29,17 @@ ALLOWED = {
     "executor": BASE | {"kv"},
     "engine": BASE | {"kv", "sched", "executor", "arch", "checkpoint"},
     "device": {"errors", "units", "plugins"},
-    "attention": {"errors", "units", "plugins", "device", "kv"},
-    "layers": BASE | {"kv", "attention", "device"},
+    "kernels": {"errors", "units", "kv"},
+    "attention": {"errors", "units", "plugins", "device", "kernels", "kv"},
+    "layers": BASE | {"kv", "attention", "kernels", "device"},
     "models": BASE | {"kv", "arch", "layers"},
     "worker": BASE | {"kv", "arch", "checkpoint", "models", "layers", "attention", "device"},
     "viz": BASE | {"kv"},
     "cli": BASE | {"kv", "arch", "checkpoint", "engine", "viz"},
     "__init__": BASE | {"engine"},
 }
-DATA_HALF = {"worker", "models", "layers", "attention", "device"}
+DATA_HALF = {"worker", "models", "layers", "attention", "kernels", "device"}
+NUMBA_FILES = {"kv/compiled.py", "kernels/kernel.py", "kernels/lanes.py", "attention/_cpu_products.py"}
 
 
 def source_files() -> list[Path]:
@@ -70,12 +73,19 @@ def test_a_package_imports_only_what_its_place_in_the_layout_allows(path: Path) 
 
 
 @pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_only_the_data_half_names_torch_and_only_two_files_name_numba(path: Path) -> None:
+def test_only_the_data_half_names_torch_and_few_files_name_numba(path: Path) -> None:
     roots = {name.split(".")[0] for name in imported_modules(path)}
     if package_of(path) not in DATA_HALF:
         assert "torch" not in roots
-    if path.relative_to(ROOT).as_posix() not in {"kv/compiled.py", "attention/_lanes.py"}:
+    if path.relative_to(ROOT).as_posix() not in NUMBA_FILES:
         assert "numba" not in roots
+
+
+@pytest.mark.parametrize("path", source_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_compiled_is_compiled_anew_when_any_source_of_it_changes(path: Path) -> None:
+    source = path.read_bytes()
+    if any(decorator in source for decorator in (b"\n@inner", b"\n@entry", b"\n    @intrinsic", b"\n@intrinsic")):
+        assert COMPILED.search(source), "its text would not be in the version of what is kept on disk"
 
 
 def loaded_after(statement: str) -> set[str]:

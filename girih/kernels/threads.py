@@ -14,7 +14,7 @@ from functools import cache
 
 import torch
 
-from girih.attention._lanes import Kernel
+from girih.kernels.kernel import Kernel
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def _team() -> Callable[[int, int, int, int], None] | None:
         # a library finds the names of all libraries that it is linked to
         team = ctypes.CDLL(torch._C.__file__).GOMP_parallel
     except (AttributeError, OSError) as error:
-        logger.warning("attention runs on one thread, as torch is linked to no OpenMP library: %s", error)
+        logger.warning("kernels run on one thread, as torch is linked to no OpenMP library: %s", error)
         return None
     team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     team.restype = None
