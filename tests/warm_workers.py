@@ -15,6 +15,7 @@ import torch
 from girih.config import EngineConfig
 from girih.executor._base import Executor
 from girih.executor.multiproc import MultiProcExecutor
+from girih.layers.sources import checkpoint_views
 from girih.worker import worker as worker_module
 
 
@@ -52,11 +53,11 @@ class WarmWorker:
         return [(output.rows.tolist(), output.token_ids.tolist()) for output in outputs]
 
     def weights(self) -> tuple[dict[str, Any], int] | None:
-        """Return every parameter and the bytes that the worker counts for them."""
+        """Return what it has of each of the checkpoint's tensors, and the bytes that the worker counts for them."""
         if self.worker is None:
             return None
-        parameters = self.worker.runner.model.named_parameters()
-        return {name: parameter.detach().numpy() for name, parameter in parameters}, self.worker.weights_bytes
+        views = checkpoint_views(self.worker.runner.model)
+        return {name: view.detach().numpy() for name, view in views.items()}, self.worker.weights_bytes
 
     def load_model_within(self, timeout_s: float) -> None:
         """Load a model whose worker waits so long for others, now and later."""

@@ -2,7 +2,7 @@
 
 A layer that tensor-parallel ranks share holds its rank's part of the weight, and says which part that is: `part_of`.
 
-    ColumnLinear    some rows of the weight, so some columns of the result; nothing is exchanged
+    MergedLinear    some rows of each weight, so some columns of each result; nothing is exchanged (`merged.py`)
     RowLinear       some columns of the weight: the results of all ranks are summed
     Vocabulary      some rows, those of the rank's token ids: rows looked up are summed, logits are gathered
 """
@@ -72,25 +72,6 @@ class Linear(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [num_rows, in_features] to [num_rows, out_features], in the dtype of x."""
         return product(x, self.weight, self.bias, float32_rows=self.float32_rows)
-
-
-class ColumnLinear(Linear):
-    """A linear layer of which a rank computes some columns of the result.
-
-    Args:
-        in_features: width of the input.
-        columns: of the whole layer's result, those that this rank computes.
-        bias: whether there is one.
-        dtype: of weight and bias.
-    """
-
-    def __init__(self, in_features: int, columns: range, *, bias: bool, dtype: torch.dtype):
-        super().__init__(in_features, len(columns), bias=bias, dtype=dtype)
-        self.columns = slice(columns.start, columns.stop)
-
-    def part_of(self, _parameter: str) -> tuple[slice, ...]:
-        """Return which part of the checkpoint's tensor a parameter is: the first dimension's."""
-        return (self.columns,)
 
 
 class RowLinear(Linear):

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from girih.layers.linear import ColumnLinear, RowLinear
+from girih.layers.linear import RowLinear
+from girih.layers.merged import MergedLinear
 from girih.layers.parallel import ALONE, Ranks
 
 # the names that config.json uses
@@ -42,11 +43,12 @@ class GatedMLP(nn.Module):
     ):
         super().__init__()
         inside = ranks.share(intermediate_size)
-        self.gate_proj = ColumnLinear(hidden_size, inside, bias=bias, dtype=dtype)
-        self.up_proj = ColumnLinear(hidden_size, inside, bias=bias, dtype=dtype)
+        parts = {"gate_proj": inside, "up_proj": inside}
+        self.gate_up_proj = MergedLinear(hidden_size, parts, bias=bias, dtype=dtype)
         self.down_proj = RowLinear(inside, hidden_size, bias=bias, dtype=dtype, ranks=ranks)
         self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape."""
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_up_proj(x).chunk(2, dim=1)
+        return self.down_proj(self.activation(gate) * up)

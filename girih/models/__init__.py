@@ -1,7 +1,7 @@
 """Torch models, one file per Hugging Face `model_type`; the same names as in `girih/arch`, which holds their facts.
 
-Every file defines `DECODER`, a class as `Decoder` describes. Parameters have Hugging Face's names, so that loading
-is by name; they have no memory until the loader assigns the checkpoint's tensors.
+Every file defines `DECODER`, a class as `Decoder` describes. Parameters have Hugging Face's names, or say which of them
+they are merged from, so that loading is by name; they have no memory until the loader assigns the checkpoint's tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from girih.kv.spec import KVCacheSpec
 from girih.layers.attention import Attention, AttentionBackend
 from girih.layers.dtypes import dtype_name
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
-from girih.layers.linear import ColumnLinear, Linear, RowLinear, Vocabulary
+from girih.layers.linear import Linear, RowLinear, Vocabulary
+from girih.layers.merged import MergedLinear
 from girih.layers.parallel import ALONE, Ranks
 
 
@@ -45,25 +46,18 @@ class LayerSetup:
     builder: ForwardContextBuilder
     ranks: Ranks
 
-    def projections(self, c: DecoderConfig) -> tuple[ColumnLinear, ColumnLinear, ColumnLinear, RowLinear]:
-        """Return the projections of queries, keys, values and output: those of this rank's heads.
+    def projections(self, c: DecoderConfig) -> tuple[MergedLinear, RowLinear]:
+        """Return the projection of queries, keys and values, and that of the output: those of this rank's heads.
 
         Args:
             c: hyper-parameters.
         """
         heads, kv_heads = self.ranks.share_heads(c.num_attention_heads), self.ranks.share_heads(c.num_key_value_heads)
-        query, key, value = (
-            ColumnLinear(
-                c.hidden_size,
-                range(part.start * c.head_dim, part.stop * c.head_dim),
-                bias=c.attention_bias,
-                dtype=self.dtype,
-            )
-            for part in (heads, kv_heads, kv_heads)
-        )
-        columns = range(heads.start * c.head_dim, heads.stop * c.head_dim)
+        columns, kv_columns = (range(part.start * c.head_dim, part.stop * c.head_dim) for part in (heads, kv_heads))
+        parts = {"q_proj": columns, "k_proj": kv_columns, "v_proj": kv_columns}
+        merged = MergedLinear(c.hidden_size, parts, bias=c.attention_bias, dtype=self.dtype)
         output = RowLinear(columns, c.hidden_size, bias=c.attention_bias, dtype=self.dtype, ranks=self.ranks)
-        return query, key, value, output
+        return merged, output
 
     def attention(self, *, scale: float, sliding_window: int | None) -> Attention:
         """Return the layer's attention; arguments as `girih.layers.attention.Attention`."""

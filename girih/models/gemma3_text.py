@@ -31,7 +31,7 @@ class Gemma3Attention(nn.Module):
         super().__init__()
         dtype = setup.dtype
         self.head_dim = c.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = setup.projections(c)
+        self.qkv_proj, self.o_proj = setup.projections(c)
         self.q_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
         self.k_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
         window = c.sliding_window if c.layer_types[index] == SLIDING else None
@@ -41,9 +41,8 @@ class Gemma3Attention(nn.Module):
         self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
     ) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape; cos_sin as `RotaryEmbedding.cos_sin` returns it."""
-        query, key, value = (
-            projection(x).unflatten(1, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        parts = self.qkv_proj(x).split(self.qkv_proj.sizes, dim=1)
+        query, key, value = (part.unflatten(1, (-1, self.head_dim)) for part in parts)
         query = apply_rotary(self.q_norm(query), *cos_sin)
         key = apply_rotary(self.k_norm(key), *cos_sin)
         return self.o_proj(self.attention(query, key, value, context))

@@ -29,16 +29,15 @@ class LlamaAttention(nn.Module):
     def __init__(self, c: LlamaConfig, setup: LayerSetup):
         super().__init__()
         self.head_dim = c.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = setup.projections(c)
+        self.qkv_proj, self.o_proj = setup.projections(c)
         self.attention = setup.attention(scale=c.head_dim**-0.5, sliding_window=None)
 
     def forward(
         self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
     ) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape; cos_sin as `RotaryEmbedding.cos_sin` returns it."""
-        query, key, value = (
-            projection(x).unflatten(1, (-1, self.head_dim)) for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        parts = self.qkv_proj(x).split(self.qkv_proj.sizes, dim=1)
+        query, key, value = (part.unflatten(1, (-1, self.head_dim)) for part in parts)
         query, key = apply_rotary(query, *cos_sin), apply_rotary(key, *cos_sin)
         return self.o_proj(self.attention(query, key, value, context))
 

@@ -5,6 +5,7 @@ import torch
 
 from girih import arch, plugins
 from girih.attention import reference
+from girih.layers.sources import checkpoint_views
 from girih.models import build_model
 
 MODEL_TYPES = plugins.available("girih.models")
@@ -38,7 +39,7 @@ def test_parameters_and_caches_are_those_of_the_facts(model_type, bias, tied):
     }  # fmt: skip
     facts = arch.load(config)
     model, context = build_model(config, torch.bfloat16, reference)
-    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == facts.weight_shapes(config)
+    assert {name: tuple(p.shape) for name, p in checkpoint_views(model).items()} == facts.weight_shapes(config)
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in model.parameters())
     specs = {name: layer.get_kv_cache_spec() for name, layer in context.layers.items()}
     assert specs == facts.kv_cache_specs(config, arch.CacheDtypes("bfloat16"), reference.BLOCK_SIZE_MULTIPLE)

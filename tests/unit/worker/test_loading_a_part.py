@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_models import tiny_llama
 
 from girih.attention import reference
@@ -18,6 +19,7 @@ from tests.toy_recurrent.checkpoint import save
 
 WIDE = {"hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 4, "vocab_size": 2**15}
 FIRST_OF_TWO = ParallelPlace(0, tensor_rank=0, tensor_size=2, stage=0, num_stages=1, layers=range(4))
+MLP = ("gate_proj", "up_proj")
 LAST_STAGE = ParallelPlace(1, tensor_rank=0, tensor_size=1, stage=1, num_stages=2, layers=range(3, 4))
 
 
@@ -45,6 +47,29 @@ def test_what_others_have_takes_no_memory(wide_directory, place, share):
         parameter.sum()
     assert weights_bytes == pytest.approx(share * whole_bytes, rel=0.1)
     assert cpu.process_bytes() - before < weights_bytes + 40 * MIB
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_rank_merges_its_own_rows_of_each_projection(tmp_path, size, dtype):
+    directory = tiny_llama(tmp_path, intermediate_size=46, num_key_value_heads=2, attention_bias=True, mlp_bias=True)
+    stored = load_file(directory / "model.safetensors")
+    config = load_config(directory)
+    for rank in range(size):
+        ranks = Ranks(ParallelPlace(rank, rank, size, stage=0, num_stages=1, layers=range(2)))
+        model, _ = build_model(config, dtype, reference, ranks=ranks)
+        load_weights(model, directory, config, dtype)
+        layer, prefix = model.model.layers[1], "model.layers.1"
+        heads, kv_heads, inside = ranks.share_heads(4), ranks.share_heads(2), ranks.share(46)
+        for kind in ("weight", "bias"):
+            merged = getattr(layer.self_attn.qkv_proj, kind)
+            parts = [
+                stored[f"{prefix}.self_attn.{name}.{kind}"][8 * part.start : 8 * part.stop]
+                for name, part in (("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads))
+            ]
+            assert torch.equal(merged, torch.cat(parts).to(dtype))
+            parts = [stored[f"{prefix}.mlp.{name}.{kind}"][slice(inside.start, inside.stop)] for name in MLP]
+            assert torch.equal(getattr(layer.mlp.gate_up_proj, kind), torch.cat(parts).to(dtype))
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from girih.device import MemoryFacts
 from girih.errors import BindingError, CapacityError, CheckpointError, ConfigError
 from girih.kv.config import KVCacheConfig, KVCacheGroupSpec
 from girih.kv.specs.full_attention import FullAttentionRetention
+from girih.layers.sources import checkpoint_views
 from girih.request import SamplingParams
 from girih.units import GIB, MIB
 from girih.worker import model_runner, sampler
@@ -47,10 +49,10 @@ def test_specs_are_those_that_config_json_promised(directory):
 def test_parameters_are_those_of_the_checkpoint(directory):
     config = load_config(directory)
     model = make_worker(directory).runner.model
-    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    shapes = {name: tuple(p.shape) for name, p in checkpoint_views(model).items()}
     assert shapes == arch.load(config).weight_shapes(config)
     tensors = load_file(directory / "model.safetensors")
-    assert all(torch.equal(p, tensors[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(p, tensors[name]) for name, p in checkpoint_views(model).items())
 
 
 def test_loading_counts_bytes_and_converts_only_when_asked(directory):
@@ -104,16 +106,18 @@ def test_sharded_weights_are_found_by_the_index(tmp_path):
         save_file({n: t for n, t in tensors.items() if weight_map[n] == file}, directory / file)
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     model = make_worker(directory).runner.model
-    assert all(torch.equal(p, tensors[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(p, tensors[name]) for name, p in checkpoint_views(model).items())
 
 
-def test_a_missing_or_misshapen_tensor_is_refused_by_name(tmp_path):
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.self_attn.k_proj.weight"])
+def test_a_missing_or_misshapen_tensor_is_refused_by_name(tmp_path, name):
     directory = tiny_llama(tmp_path)
     tensors = load_file(directory / "model.safetensors")
-    del tensors["model.norm.weight"]
-    save_file(tensors, directory / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
-        make_worker(directory)
+    tensor = tensors.pop(name)
+    for rest, problem in (({}, "missing"), ({name: tensor[1:].clone()}, "wrong shape")):
+        save_file(tensors | rest, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match=rf"{problem}: {re.escape(name)}"):
+            make_worker(directory)
 
 
 def test_unknown_device_and_backend_are_refused_with_the_list(directory):
