@@ -112,6 +112,11 @@ def float32_rows() -> int | None:
     return None if native else 4
 
 
+def layer_operations() -> str:
+    """Return "compiled"."""
+    return "compiled"
+
+
 def collective_backend() -> str:
     """Return "gloo", which exchanges tensors in main memory."""
     return "gloo"

@@ -27,8 +27,8 @@ from numba.np.arrayobj import populate_array
 from girih.kv.compiled import inner
 
 __all__ = [
-    "LANES", "add", "array_at", "exp2", "fetch_add", "inner", "keep", "larger", "largest", "load", "multiply",
-    "multiply_add", "prefetch", "splat", "store", "subtract", "total",
+    "LANES", "add", "array_at", "divide", "exp2", "fetch_add", "inner", "keep", "larger", "largest", "load",
+    "load_some", "multiply", "multiply_add", "prefetch", "splat", "store", "store_some", "subtract", "total",
     "BITS", "FLOAT", "INT", "VECTOR", "constant", "fma", "intrinsic", "place", "pointer", "read", "spread", "sum_each",
 ]  # fmt: skip
 
@@ -86,6 +86,12 @@ def _halve(builder: Any, vector: Any, combine: Callable[[Any, Any, Any], Any]) -
         order = ir.Constant(BITS, [(i + size) % LANES for i in range(LANES)])
         vector = combine(builder, vector, builder.shuffle_vector(vector, vector, order))
     return builder.extract_element(vector, ir.Constant(INT, 0))
+
+
+def _first(builder: Any, count: Any) -> Any:
+    """Return 16 bits, those of the first `count` lanes set."""
+    places = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
+    return builder.icmp_signed("<", places, spread(builder, count))
 
 
 def _larger(builder: Any, a: Any, b: Any) -> Any:
@@ -163,6 +169,33 @@ def store(_typing: Any, address: Any, lanes: Any) -> Any:
 
 
 @intrinsic
+def load_some(_typing: Any, address: Any, count: Any) -> Any:
+    """Return the first `count` float32 of 16 at an address, zeros in place of the others, which are not read."""
+
+    def _read_some(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        at, mask = pointer(builder, args[0], VECTOR), _first(builder, args[1])
+        kind = ir.FunctionType(VECTOR, [at.type, INT, mask.type, VECTOR])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.load.v16f32.p0")
+        return builder.call(function, (at, INT(4), mask, constant(0.0)))
+
+    return _LANES(types.int64, types.int64), _read_some
+
+
+@intrinsic
+def store_some(_typing: Any, address: Any, lanes: Any, count: Any) -> Any:
+    """Write the first `count` of 16 numbers to an address, as float32; nothing behind them changes."""
+
+    def _write_some(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        at, mask = pointer(builder, args[0], VECTOR), _first(builder, args[2])
+        kind = ir.FunctionType(ir.VoidType(), [VECTOR, at.type, INT, mask.type])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.store.v16f32.p0")
+        builder.call(function, (args[1], at, INT(4), mask))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, _LANES, types.int64), _write_some
+
+
+@intrinsic
 def splat(_typing: Any, number: Any) -> Any:
     """Return one number 16 times."""
     return _LANES(types.float32), lambda _context, builder, _signature, args: spread(builder, args[0])
@@ -184,6 +217,12 @@ def multiply(_typing: Any, a: Any, b: Any) -> Any:
 def subtract(_typing: Any, a: Any, b: Any) -> Any:
     """Return a - b."""
     return _LANES(_LANES, _LANES), lambda _context, builder, _signature, args: builder.fsub(*args)
+
+
+@intrinsic
+def divide(_typing: Any, a: Any, b: Any) -> Any:
+    """Return a / b."""
+    return _LANES(_LANES, _LANES), lambda _context, builder, _signature, args: builder.fdiv(*args)
 
 
 @intrinsic
@@ -232,7 +271,7 @@ def keep(_typing: Any, lanes: Any, first: Any, stop: Any, other: Any) -> Any:
 
 @intrinsic
 def exp2(_typing: Any, lanes: Any) -> Any:
-    """Return 2 ** x for each x <= 0; NaN stays NaN, and what is smaller than 2 ** -126 becomes that."""
+    """Return 2 ** x for each x <= 127; NaN stays NaN, and what is smaller than 2 ** -126 becomes that."""
 
     def _power(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         smallest, magic = constant(-126.0), constant(float(3 << 22))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from girih.layers.operations import WithOperations
 
-class RMSNorm(nn.Module):
+
+class RMSNorm(WithOperations):
     """x / rms(x) * weight, rounded to the input's dtype before the weight (Zhang and Sennrich 2019, as in llama).
 
     Args:
@@ -14,6 +16,9 @@ class RMSNorm(nn.Module):
         eps: added to the mean square.
         dtype: of the weight.
     """
+
+    offset = 0.0
+    """Added to the weight."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype):
         super().__init__()
@@ -28,9 +33,11 @@ class RMSNorm(nn.Module):
 class GemmaRMSNorm(RMSNorm):
     """x / rms(x) * (1 + weight), rounded to the input's dtype at the very end (Gemma); arguments as `RMSNorm`."""
 
+    offset = 1.0
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalise the last dimension of x: [..., size] -> [..., size]."""
-        return (_normalise(x, self.eps) * (1.0 + self.weight.float())).to(x.dtype)
+        return (_normalise(x, self.eps) * (self.offset + self.weight.float())).to(x.dtype)
 
 
 def _normalise(x: torch.Tensor, eps: float) -> torch.Tensor:

@@ -23,6 +23,7 @@ from girih.layers.dtypes import dtype_name
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 from girih.layers.linear import Linear, RowLinear, Vocabulary
 from girih.layers.merged import MergedLinear
+from girih.layers.operations import Operations, WithOperations, plain
 from girih.layers.parallel import ALONE, Ranks
 
 
@@ -91,7 +92,10 @@ class Decoder(nn.Module, ABC):
     def run(
         self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]
     ) -> torch.Tensor:
-        """Map hidden states [num_tokens, hidden_size] through some layers, without the last norm."""
+        """Map hidden states [num_tokens, hidden_size] through some layers, without the last norm.
+
+        Those that are given may be changed in place.
+        """
 
     @abstractmethod
     def distinct_layers(self, layers: Sequence[int]) -> list[int]:
@@ -185,6 +189,7 @@ def build_model(
     float32_rows: int | None = None,
     kv_dtype: str | None = None,
     ranks: Ranks = ALONE,
+    operations: Operations = plain,
 ) -> tuple[CausalLM, ForwardContext]:
     """Build the model of config.json, or one worker's part of it, without weights.
 
@@ -195,6 +200,7 @@ def build_model(
         float32_rows: see `girih.layers.linear.product`.
         kv_dtype: dtype name of keys and values; None: as the activations.
         ranks: this worker among others.
+        operations: those of the device.
 
     Returns:
         The model, and the context that knows its layers.
@@ -220,6 +226,8 @@ def build_model(
         ranks=ranks,
     )
     for layer in model.modules():
+        if isinstance(layer, WithOperations):
+            layer.operations = operations
         if isinstance(layer, Linear):
             layer.float32_rows = float32_rows
             if ranks.size > 1 and type(layer) is Linear:

@@ -10,11 +10,13 @@ from torch import nn
 
 from girih.arch.gemma3_text import SLIDING, Gemma3TextConfig, parse_config
 from girih.layers.forward_context import ForwardContext
+from girih.layers.heads import RotaryHeads
 from girih.layers.linear import Vocabulary
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import GemmaRMSNorm
 from girih.layers.parallel import Ranks
-from girih.layers.rotary import RotaryEmbedding, apply_rotary
+from girih.layers.residual import Residual
+from girih.layers.rotary import RotaryEmbedding
 from girih.models import Decoder, LayerSetup
 
 
@@ -30,8 +32,8 @@ class Gemma3Attention(nn.Module):
     def __init__(self, c: Gemma3TextConfig, index: int, setup: LayerSetup):
         super().__init__()
         dtype = setup.dtype
-        self.head_dim = c.head_dim
         self.qkv_proj, self.o_proj = setup.projections(c)
+        self.heads = RotaryHeads(self.qkv_proj.sizes, c.head_dim)
         self.q_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
         self.k_norm = GemmaRMSNorm(c.head_dim, c.rms_norm_eps, dtype)
         window = c.sliding_window if c.layer_types[index] == SLIDING else None
@@ -41,10 +43,8 @@ class Gemma3Attention(nn.Module):
         self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
     ) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape; cos_sin as `RotaryEmbedding.cos_sin` returns it."""
-        parts = self.qkv_proj(x).split(self.qkv_proj.sizes, dim=1)
-        query, key, value = (part.unflatten(1, (-1, self.head_dim)) for part in parts)
-        query = apply_rotary(self.q_norm(query), *cos_sin)
-        key = apply_rotary(self.k_norm(key), *cos_sin)
+        norms = (self.q_norm, self.k_norm)
+        query, key, value = self.heads(self.qkv_proj(x), cos_sin, norms)
         return self.o_proj(self.attention(query, key, value, context))
 
 
@@ -68,12 +68,10 @@ class Gemma3DecoderLayer(nn.Module):
         )
         self.post_feedforward_layernorm = GemmaRMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
 
-    def forward(
-        self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
-    ) -> torch.Tensor:
-        """Map [num_tokens, hidden_size] to the same shape."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), cos_sin, context))
-        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+    def forward(self, x: Residual, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext) -> None:
+        """Add what the layer computes to the hidden states."""
+        x.add(self.self_attn(x.normed(self.input_layernorm), cos_sin, context), after=self.post_attention_layernorm)
+        x.add(self.mlp(x.normed(self.pre_feedforward_layernorm)), after=self.post_feedforward_layernorm)
 
 
 class Gemma3TextModel(Decoder):
@@ -106,9 +104,10 @@ class Gemma3TextModel(Decoder):
     ) -> torch.Tensor:
         """Map hidden states through layers; see `Decoder.run`."""
         full, sliding = (rotary.cos_sin(positions, x.dtype) for rotary in (self.rotary_full, self.rotary_sliding))
+        residual = Residual(x)
         for index in layers:
-            x = self.layers[index](x, sliding if self.layer_types[index] == SLIDING else full, context)
-        return x
+            self.layers[index](residual, sliding if self.layer_types[index] == SLIDING else full, context)
+        return residual.value()
 
     def distinct_layers(self, layers: Sequence[int]) -> list[int]:
         """Return the first layer of each type."""

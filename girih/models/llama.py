@@ -10,11 +10,13 @@ from torch import nn
 
 from girih.arch.llama import LlamaConfig, parse_config
 from girih.layers.forward_context import ForwardContext
+from girih.layers.heads import RotaryHeads
 from girih.layers.linear import Vocabulary
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import RMSNorm
 from girih.layers.parallel import Ranks
-from girih.layers.rotary import RotaryEmbedding, apply_rotary
+from girih.layers.residual import Residual
+from girih.layers.rotary import RotaryEmbedding
 from girih.models import Decoder, LayerSetup
 
 
@@ -28,17 +30,15 @@ class LlamaAttention(nn.Module):
 
     def __init__(self, c: LlamaConfig, setup: LayerSetup):
         super().__init__()
-        self.head_dim = c.head_dim
         self.qkv_proj, self.o_proj = setup.projections(c)
+        self.heads = RotaryHeads(self.qkv_proj.sizes, c.head_dim)
         self.attention = setup.attention(scale=c.head_dim**-0.5, sliding_window=None)
 
     def forward(
         self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
     ) -> torch.Tensor:
         """Map [num_tokens, hidden_size] to the same shape; cos_sin as `RotaryEmbedding.cos_sin` returns it."""
-        parts = self.qkv_proj(x).split(self.qkv_proj.sizes, dim=1)
-        query, key, value = (part.unflatten(1, (-1, self.head_dim)) for part in parts)
-        query, key = apply_rotary(query, *cos_sin), apply_rotary(key, *cos_sin)
+        query, key, value = self.heads(self.qkv_proj(x), cos_sin)
         return self.o_proj(self.attention(query, key, value, context))
 
 
@@ -60,12 +60,10 @@ class LlamaDecoderLayer(nn.Module):
             ranks=setup.ranks,
         )
 
-    def forward(
-        self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext
-    ) -> torch.Tensor:
-        """Map [num_tokens, hidden_size] to the same shape."""
-        x = x + self.self_attn(self.input_layernorm(x), cos_sin, context)
-        return x + self.mlp(self.post_attention_layernorm(x))
+    def forward(self, x: Residual, cos_sin: tuple[torch.Tensor, torch.Tensor], context: ForwardContext) -> None:
+        """Add what the layer computes to the hidden states."""
+        x.add(self.self_attn(x.normed(self.input_layernorm), cos_sin, context))
+        x.add(self.mlp(x.normed(self.post_attention_layernorm)))
 
 
 class LlamaModel(Decoder):
@@ -91,9 +89,10 @@ class LlamaModel(Decoder):
     ) -> torch.Tensor:
         """Map hidden states through layers; see `Decoder.run`."""
         cos_sin = self.rotary.cos_sin(positions, x.dtype)
+        residual = Residual(x)
         for index in layers:
-            x = self.layers[index](x, cos_sin, context)
-        return x
+            self.layers[index](residual, cos_sin, context)
+        return residual.value()
 
     def distinct_layers(self, layers: Sequence[int]) -> list[int]:
         """Return the first one: all layers are alike."""

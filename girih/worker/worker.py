@@ -14,6 +14,7 @@ from girih.errors import ConfigError
 from girih.kv.config import KVCacheConfig
 from girih.kv.spec import KVCacheSpec
 from girih.layers.dtypes import torch_dtype
+from girih.layers.operations import Operations
 from girih.layers.parallel import TIMEOUT_S, connect
 from girih.messages import StepInput, StepOutput
 from girih.models import build_model
@@ -41,6 +42,9 @@ class Worker:
         self.backend: AttentionBackend = plugins.load(
             "girih.attention", config.attention_backend, what="attention backend"
         )
+        self.operations: Operations = plugins.load(
+            "girih.layers.operations", self.device.layer_operations(), what="kind of layer operations"
+        )
 
     def load_model(self) -> int:
         """Meet the other workers, build this one's part of the model and map its weights; returns their bytes.
@@ -62,7 +66,7 @@ class Worker:
         dtype = torch_dtype(arch.resolve_dtype(self.config.dtype, model_config))
         kv_dtype = arch.resolve_dtype(self.config.cache_dtype, model_config)
         model, context = build_model(
-            model_config, dtype, self.backend, self.device.float32_rows(), kv_dtype, self.ranks
+            model_config, dtype, self.backend, self.device.float32_rows(), kv_dtype, self.ranks, self.operations
         )
         self.weights_bytes = load_weights(model, directory, model_config, dtype)
         facts = arch.load(model_config)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from girih.layers.linear import product
-from girih.layers.mlp import ACTIVATIONS, GatedMLP
+from girih.layers.mlp import GatedMLP
 from girih.layers.norm import GemmaRMSNorm, RMSNorm
+from girih.layers.operations.plain import ACTIVATIONS
 from girih.layers.rotary import RotaryEmbedding, apply_rotary
 
 
