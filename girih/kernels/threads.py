@@ -27,7 +27,41 @@ def run(kernel: Kernel, fields: Sequence[int], num_threads: int = 1) -> None:
         fields: the numbers of its record, in order.
         num_threads: at most so many.
     """
-    record = array("q", fields)
+    _call(kernel, array("q", fields), num_threads)
+
+
+def deal_out(kernel: Kernel, fields: Sequence[int], num_threads: int = 1) -> None:
+    """Call a kernel whose threads take work until none is left; see `run`.
+
+    Args:
+        kernel: its record ends with two numbers more: the address of the other, which is 0 at first, and counts.
+        fields: the numbers before those.
+        num_threads: at most so many.
+    """
+    _call(kernel, _counted(fields), num_threads)
+
+
+def run_brief(kernel: Kernel, fields: Sequence[int]) -> None:
+    """Call a kernel that takes some microseconds, in this thread; no other Python thread goes on meanwhile.
+
+    Where one does, this one may have to wait for it much longer than the kernel takes.
+
+    Args:
+        kernel: as in `deal_out`.
+        fields: as in `deal_out`.
+    """
+    record = _counted(fields)
+    _brief(kernel.address)(record.buffer_info()[0])
+
+
+def _counted(fields: Sequence[int]) -> array[int]:
+    """Return a record with a counter behind it, and the counter's address."""
+    record = array("q", (*fields, 0, 0))
+    record[-2] = record.buffer_info()[0] + record.itemsize * (len(record) - 1)
+    return record
+
+
+def _call(kernel: Kernel, record: array[int], num_threads: int) -> None:
     if num_threads > 1 and (team := _team()) is not None:
         team(kernel.address, record.buffer_info()[0], num_threads, 0)
     else:
@@ -37,6 +71,11 @@ def run(kernel: Kernel, fields: Sequence[int], num_threads: int = 1) -> None:
 @cache
 def _function(address: int) -> Callable[[int], None]:
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+
+
+@cache
+def _brief(address: int) -> Callable[[int], None]:
+    return ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
 
 
 @cache

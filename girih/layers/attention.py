@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from girih.attention import AttentionBackend
 from girih.errors import ConfigError
 from girih.kv.retention import NO_LIMIT
 from girih.kv.spec import KVCacheSpec
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
+from girih.layers.module import Module
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Causal attention of one layer over its paged cache, or over that of another layer.
 
     The window is the layer's own, and is applied whatever its group keeps: a layer with a window in a group that

@@ -20,14 +20,15 @@ class RotaryHeads(WithOperations):
 
     def __init__(self, sizes: Sequence[int], head_dim: int):
         super().__init__()
-        self.sizes, self.head_dim = tuple(sizes), head_dim
+        queries, keys, values = (size // head_dim for size in sizes)
+        self.num_heads, self.head_dim = (queries, keys, values), head_dim
 
     def forward(
         self,
         merged: torch.Tensor,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         norms: tuple[RMSNorm, RMSNorm] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Sequence[torch.Tensor]:
         """Return queries, keys and values, [num_tokens, heads, head_dim] each.
 
         Args:
@@ -35,4 +36,4 @@ class RotaryHeads(WithOperations):
             cos_sin: as `RotaryEmbedding.cos_sin` returns it.
             norms: of the heads of queries and of keys, before they are turned.
         """
-        return self.operations.split_heads(merged, self.sizes, self.head_dim, cos_sin, norms)
+        return self.operations.split_heads(merged, self.num_heads, self.head_dim, cos_sin, norms)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from girih.layers.module import Module
 from girih.layers.parallel import ALONE, Ranks
 from girih.units import cdiv
 
@@ -53,7 +54,7 @@ def _by_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     return result
 
 
-class Linear(nn.Linear):
+class Linear(Module, nn.Linear):
     """A linear layer with a weight [out_features, in_features] that has no memory yet.
 
     Args:
@@ -107,7 +108,7 @@ class RowLinear(Linear):
         return (total if self.bias is None else total + self.bias.float()).to(x.dtype)
 
 
-class Vocabulary(nn.Module):
+class Vocabulary(Module):
     """A row for each token id, shared out to the ranks: an embedding, an output layer, or both.
 
     Args:

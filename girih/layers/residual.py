@@ -16,6 +16,7 @@ class Residual:
 
     def __init__(self, x: torch.Tensor):
         self._x = x
+        self._normed = torch.empty_like(x)
         self._delta: torch.Tensor | None = None
         self._after: RMSNorm | None = None
 
@@ -30,8 +31,8 @@ class Residual:
         self._delta, self._after = delta, after
 
     def normed(self, norm: RMSNorm) -> torch.Tensor:
-        """Return the stream through a norm, [num_tokens, hidden_size]."""
-        self._x, normed = norm.operations.add_norm(self._x, self._delta, self._after, norm)
+        """Return the stream through a norm, [num_tokens, hidden_size]; it is overwritten by the next call."""
+        self._x, normed = norm.operations.add_norm(self._x, self._delta, self._after, norm, self._normed)
         self._delta = None
         return normed
 

@@ -23,6 +23,7 @@ from girih.layers.dtypes import dtype_name
 from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 from girih.layers.linear import Linear, RowLinear, Vocabulary
 from girih.layers.merged import MergedLinear
+from girih.layers.module import Module
 from girih.layers.operations import Operations, WithOperations, plain
 from girih.layers.parallel import ALONE, Ranks
 
@@ -72,7 +73,7 @@ class LayerSetup:
         )
 
 
-class Decoder(nn.Module, ABC):
+class Decoder(Module, ABC):
     """Everything of a model but its output layer.
 
     The constructor takes (config, dtype, setups, ranks): config.json, the dtype of weights and activations, a

@@ -13,6 +13,7 @@ from girih.layers.forward_context import ForwardContext
 from girih.layers.heads import RotaryHeads
 from girih.layers.linear import Vocabulary
 from girih.layers.mlp import GatedMLP
+from girih.layers.module import Module
 from girih.layers.norm import GemmaRMSNorm
 from girih.layers.parallel import Ranks
 from girih.layers.residual import Residual
@@ -20,7 +21,7 @@ from girih.layers.rotary import RotaryEmbedding
 from girih.models import Decoder, LayerSetup
 
 
-class Gemma3Attention(nn.Module):
+class Gemma3Attention(Module):
     """Projections, norms of queries and keys, rotary embedding and attention of one layer.
 
     Args:
@@ -48,7 +49,7 @@ class Gemma3Attention(nn.Module):
         return self.o_proj(self.attention(query, key, value, context))
 
 
-class Gemma3DecoderLayer(nn.Module):
+class Gemma3DecoderLayer(Module):
     """Attention and MLP, each between two norms and beside a residual; arguments as `Gemma3Attention`."""
 
     def __init__(self, c: Gemma3TextConfig, index: int, setup: LayerSetup):

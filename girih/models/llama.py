@@ -13,6 +13,7 @@ from girih.layers.forward_context import ForwardContext
 from girih.layers.heads import RotaryHeads
 from girih.layers.linear import Vocabulary
 from girih.layers.mlp import GatedMLP
+from girih.layers.module import Module
 from girih.layers.norm import RMSNorm
 from girih.layers.parallel import Ranks
 from girih.layers.residual import Residual
@@ -20,7 +21,7 @@ from girih.layers.rotary import RotaryEmbedding
 from girih.models import Decoder, LayerSetup
 
 
-class LlamaAttention(nn.Module):
+class LlamaAttention(Module):
     """Projections, rotary embedding and attention of one layer.
 
     Args:
@@ -42,7 +43,7 @@ class LlamaAttention(nn.Module):
         return self.o_proj(self.attention(query, key, value, context))
 
 
-class LlamaDecoderLayer(nn.Module):
+class LlamaDecoderLayer(Module):
     """Attention and MLP, each behind a norm and beside a residual; arguments as `LlamaAttention`."""
 
     def __init__(self, c: LlamaConfig, setup: LayerSetup):

@@ -14,6 +14,7 @@ from girih.errors import ConfigError
 from girih.kv.config import KVCacheConfig
 from girih.kv.spec import KVCacheSpec
 from girih.layers.dtypes import torch_dtype
+from girih.layers.module import settle
 from girih.layers.operations import Operations
 from girih.layers.parallel import TIMEOUT_S, connect
 from girih.messages import StepInput, StepOutput
@@ -69,6 +70,7 @@ class Worker:
             model_config, dtype, self.backend, self.device.float32_rows(), kv_dtype, self.ranks, self.operations
         )
         self.weights_bytes = load_weights(model, directory, model_config, dtype)
+        settle(model)
         facts = arch.load(model_config)
         self.model_limit = facts.max_model_len(model_config)
         self.runner = ModelRunner(

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import nn
 
+from girih.layers.module import Module
 from girih.layers.operations import plain
 
 if TYPE_CHECKING:
@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 
 class Operations(Protocol):
-    """What a module in this package offers. The result for a token has the same bits whatever tokens are beside it."""
+    """What a module in this package offers; tensors are contiguous.
+
+    The result for a token has the same bits whatever tokens are beside it.
+    """
 
     def add_norm(
-        self, x: torch.Tensor, delta: torch.Tensor | None, after: RMSNorm | None, norm: RMSNorm
+        self, x: torch.Tensor, delta: torch.Tensor | None, after: RMSNorm | None, norm: RMSNorm, to: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add to the residual stream, and normalise the sum.
 
@@ -34,6 +37,7 @@ class Operations(Protocol):
             delta: as x; None: nothing is added.
             after: norm that delta goes through before it is added, or None.
             norm: of the sum.
+            to: as x; where the sum through `norm` may be written.
 
         Returns:
             The sum, which may be x itself, and the sum through `norm`.
@@ -42,16 +46,16 @@ class Operations(Protocol):
     def split_heads(
         self,
         merged: torch.Tensor,
-        sizes: Sequence[int],
+        num_heads: tuple[int, int, int],
         head_dim: int,
         cos_sin: tuple[torch.Tensor, torch.Tensor],
         norms: tuple[RMSNorm, RMSNorm] | None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> Sequence[torch.Tensor]:
         """Take apart queries, keys and values, and turn queries and keys by their angles.
 
         Args:
-            merged: [num_tokens, sum of sizes]; may be changed in place.
-            sizes: columns of queries, of keys and of values.
+            merged: [num_tokens, heads of all three * head_dim]; may be changed in place.
+            num_heads: of queries, of keys and of values.
             head_dim: elements of a head.
             cos_sin: as `RotaryEmbedding.cos_sin` returns them.
             norms: of the heads of queries and of keys, before they are turned.
@@ -72,7 +76,7 @@ class Operations(Protocol):
         """
 
 
-class WithOperations(nn.Module):
+class WithOperations(Module):
     """A layer with such operations; `girih.models.build_model` gives it those of the device."""
 
     operations: Operations = plain

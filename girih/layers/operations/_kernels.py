@@ -30,12 +30,13 @@ from girih.kernels.lanes import (
 F4_BYTES = 4
 LANES_BYTES = LANES * F4_BYTES
 
-_ROWS = ("counter", "num_rows", "rows_at_once")  # address: int64, the rows taken so far
-
 
 def _record(*names: str, numbers: tuple[str, ...] = ()) -> np.dtype[Any]:
-    """Return a record of int64 and, behind them, of float64."""
-    return np.dtype([(name, np.int64) for name in (*_ROWS, *names)] + [(name, np.float64) for name in numbers])
+    """Return a record of int64, then float64, then the counter of `girih.kernels.threads.deal_out`: rows taken."""
+    words = ("num_rows", "rows_at_once", *names)
+    fields: list[tuple[str, Any]] = [(name, np.int64) for name in words]
+    fields += [(name, np.float64) for name in numbers]
+    return np.dtype([*fields, ("counter", np.int64), ("counted", np.int64)])
 
 
 NORM_JOB = _record(

@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def add_norm(
-    x: torch.Tensor, delta: torch.Tensor | None, after: RMSNorm | None, norm: RMSNorm
+    x: torch.Tensor, delta: torch.Tensor | None, after: RMSNorm | None, norm: RMSNorm, _to: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add to the residual stream, and normalise the sum."""
     if delta is not None:
@@ -32,13 +32,13 @@ def add_norm(
 
 def split_heads(
     merged: torch.Tensor,
-    sizes: Sequence[int],
+    num_heads: tuple[int, int, int],
     head_dim: int,
     cos_sin: tuple[torch.Tensor, torch.Tensor],
     norms: tuple[RMSNorm, RMSNorm] | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Sequence[torch.Tensor]:
     """Take apart queries, keys and values, and turn queries and keys by their angles."""
-    query, key, value = (part.unflatten(1, (-1, head_dim)) for part in merged.split(list(sizes), dim=1))
+    query, key, value = merged.view(merged.shape[0], sum(num_heads), head_dim).split(num_heads, dim=1)
     if norms is not None:
         query, key = (norm(part) for norm, part in zip(norms, (query, key), strict=True))
     return apply_rotary(query, *cos_sin), apply_rotary(key, *cos_sin), value

@@ -24,7 +24,7 @@ def make_norm(kind, size, seed=0, dtype=torch.float32):
 
 def add_norm(operations, x, delta, after, norm):
     """Return the stream and what the norm makes of it; the arguments stay as they are."""
-    return operations.add_norm(x.clone(), delta, after, norm)
+    return operations.add_norm(x.clone(), delta, after, norm, torch.empty_like(x))
 
 
 def split_heads(operations, merged, heads, head_dim, norms):
@@ -32,8 +32,7 @@ def split_heads(operations, merged, heads, head_dim, norms):
     cos_sin = RotaryEmbedding(head_dim, rope_type="default", rope_theta=100.0).cos_sin(
         torch.arange(merged.shape[0]) * 7, merged.dtype
     )
-    sizes = [num * head_dim for num in heads]
-    parts = operations.split_heads(merged.clone(), sizes, head_dim, cos_sin, norms)
+    parts = operations.split_heads(merged.clone(), heads, head_dim, cos_sin, norms)
     assert [part.shape for part in parts] == [(merged.shape[0], num, head_dim) for num in heads]
     return torch.cat(parts, dim=1)
 
@@ -95,7 +94,7 @@ def everything(rows):
     norms = make_norm(RMSNorm, 4, seed=1), make_norm(GemmaRMSNorm, 4, seed=2)
     after, norm = make_norm(GemmaRMSNorm, 24, seed=3), make_norm(RMSNorm, 24, seed=4)
     cos_sin = torch.ones(rows.shape[0], 1, 4), torch.zeros(rows.shape[0], 1, 4)
-    parts = compiled.split_heads(rows.clone(), (8, 8, 8), 4, cos_sin, norms)
+    parts = compiled.split_heads(rows.clone(), (2, 2, 2), 4, cos_sin, norms)
     gates = [compiled.gate(activation, rows) for activation in plain.ACTIVATIONS]
     return torch.cat((*gates, *add_norm(compiled, rows, rows, after, norm), torch.cat(parts, dim=1).flatten(1)), dim=1)
 
