@@ -24,8 +24,10 @@ from girih.layers.forward_context import ForwardContext, ForwardContextBuilder
 from girih.layers.linear import Linear, RowLinear, Vocabulary
 from girih.layers.merged import MergedLinear
 from girih.layers.module import Module
+from girih.layers.norm import RMSNorm
 from girih.layers.operations import Operations, WithOperations, plain
 from girih.layers.parallel import ALONE, Ranks
+from girih.layers.residual import Residual
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Decoder(Module, ABC):
 
     embed_tokens: Vocabulary
     layers: nn.ModuleList
-    norm: nn.Module
+    norm: RMSNorm
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return what the first layer gets, [num_tokens, hidden_size], for int64 [num_tokens]."""
@@ -158,7 +160,7 @@ class CausalLM(nn.Module):
         """
         x = self.model.embed(input_ids) if hidden is None else hidden
         x = self.model.run(x, positions, context, self.layers if layers is None else layers)
-        return self.model.norm(x) if self.place.is_last else x
+        return Residual(x).normed(self.model.norm) if self.place.is_last else x
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return float32 logits [n, vocab_size] of hidden states [n, hidden_size]; None on ranks that do not sample.

@@ -190,24 +190,25 @@ class ModelRunner:
 
     def _sample_few(self, logits: torch.Tensor, rows: np.ndarray, logprobs: dict[int, TokenLogprobs]) -> np.ndarray:
         """Sample from logits [k, vocab_size] of rows int32 [k]; add the log probabilities of those that asked."""
-        num_top = self.batch.sampling.params["logprobs"][rows]
+        batch = self.batch
+        few = SampleInput(
+            params=batch.sampling.params[rows],
+            num_tokens=batch.num_tokens[rows],
+            num_prompt_tokens=batch.num_prompt_tokens[rows],
+            token_ids_of=lambda i: batch.token_ids[rows[i], : batch.num_tokens[rows[i]]],
+            end_token_ids_of=lambda i: batch.sampling.end_token_ids[rows[i]],
+        )
+        num_top = few.params["logprobs"]
         asked = np.flatnonzero(num_top >= 0)
+        if not asked.size:
+            return sample(logits, few)
         own_logits = logits[torch.from_numpy(asked)]  # a copy, as sampling changes the logits
-        token_ids = sample(logits, self._sample_input(rows))
+        token_ids = sample(logits, few)
         for i, k in enumerate(asked):
             if token_ids[k] < 0:
                 continue
             logprobs[int(rows[k])] = token_logprobs(own_logits[i : i + 1], token_ids[k : k + 1], int(num_top[k]))
         return token_ids
-
-    def _sample_input(self, rows: np.ndarray) -> SampleInput:
-        batch = self.batch
-        return SampleInput(
-            params=batch.sampling.params[rows],
-            token_ids=[batch.token_ids[row, : batch.num_tokens[row]] for row in rows],
-            num_prompt_tokens=batch.num_prompt_tokens[rows],
-            end_token_ids=[batch.sampling.end_token_ids[row] for row in rows],
-        )
 
     def _prompt_logprobs(
         self, hidden: torch.Tensor, step: StepInput, query_starts: np.ndarray
@@ -287,11 +288,13 @@ class ModelRunner:
         almost_all = logits.shape[1] - 1
         rows.set(0, SamplingParams(top_k=almost_all, top_p=0.99, min_p=0.01, repetition_penalty=1.1, seed=0))
         own_logits = logits.clone()
+        one = np.ones(len(logits), np.int64)
         few = SampleInput(
             params=np.repeat(rows.params, len(logits)),
-            token_ids=[np.zeros(1, np.int32)] * len(logits),
-            num_prompt_tokens=np.ones(len(logits), np.int64),
-            end_token_ids=rows.end_token_ids * len(logits),
+            num_tokens=one,
+            num_prompt_tokens=one,
+            token_ids_of=lambda _: np.zeros(1, np.int32),
+            end_token_ids_of=lambda _: rows.end_token_ids[0],
         )
         token_logprobs(own_logits, sample(logits, few).clip(min=0), num_top=1)
 

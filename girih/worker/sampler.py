@@ -9,8 +9,9 @@ batch, and after a preemption. The order of the steps:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,8 +33,12 @@ PARAMS_DTYPE = np.dtype(
         ("seed", np.int64),
         ("logprobs", np.int64),
         ("prompt_logprobs", np.int64),
+        ("changes_logits", np.int64),  # 1: by a penalty or min_tokens
     ]
 )
+
+_OPTIONAL = ("logprobs", "prompt_logprobs")
+_PLAIN = [name for name in PARAMS_DTYPE.names or () if name not in (*_OPTIONAL, "changes_logits")]
 
 # top-p first looks at this many of the most likely tokens, and sorts the whole vocabulary only if they do not reach it
 TOP_P_WIDTH = 1024
@@ -54,34 +59,32 @@ class SamplingRows:
 
     def set(self, row: int, params: SamplingParams) -> None:
         """Store a request's parameters; `params.seed` must be set."""
-        for name in ("logprobs", "prompt_logprobs"):
-            self.params[name][row] = -1 if getattr(params, name) is None else getattr(params, name)
-        for name in PARAMS_DTYPE.names or ():
-            if name not in ("logprobs", "prompt_logprobs"):
-                self.params[name][row] = getattr(params, name)
+        own = self.params[row]
+        for name in _OPTIONAL:
+            own[name] = -1 if getattr(params, name) is None else getattr(params, name)
+        for name in _PLAIN:
+            own[name] = getattr(params, name)
+        own["changes_logits"] = _is_penalised(own) or own["min_tokens"] > 0
         self.end_token_ids[row] = tuple(sorted({*self.eos_token_ids, *params.stop_token_ids}))
 
 
 @dataclass(frozen=True)
 class SampleInput:
-    """The rows to sample for; all lists and arrays have one element per row.
+    """The rows to sample for; arrays have one element per row, and few rows are asked for more.
 
     Args:
         params: `PARAMS_DTYPE` [n].
-        token_ids: the row's known tokens, int32.
+        num_tokens: int64 [n], known tokens.
         num_prompt_tokens: int64 [n], how many of them are the prompt.
-        end_token_ids: ids that `min_tokens` holds back.
+        token_ids_of: from 0 .. n - 1 to the row's known tokens, int32.
+        end_token_ids_of: from 0 .. n - 1 to the ids that `min_tokens` holds back.
     """
 
     params: np.ndarray
-    token_ids: list[np.ndarray]
+    num_tokens: np.ndarray
     num_prompt_tokens: np.ndarray
-    end_token_ids: list[tuple[int, ...]]
-
-    @property
-    def num_output_tokens(self) -> np.ndarray:
-        """Return int64 [n], tokens sampled before this one."""
-        return np.array([tokens.size for tokens in self.token_ids]) - self.num_prompt_tokens
+    token_ids_of: Callable[[int], np.ndarray]
+    end_token_ids_of: Callable[[int], tuple[int, ...]]
 
 
 def sample(logits: torch.Tensor, rows: SampleInput) -> np.ndarray:
@@ -94,17 +97,20 @@ def sample(logits: torch.Tensor, rows: SampleInput) -> np.ndarray:
     Returns:
         int32 [n]; -1 for a row without a likeliest token: a logit is NaN or infinite, or every id is held back.
     """
-    num_output_tokens = rows.num_output_tokens
-    _apply_penalties(logits, rows)
-    _hold_back_end(logits, rows, num_output_tokens)
+    params = rows.params
+    num_output_tokens = rows.num_tokens - rows.num_prompt_tokens
+    if params["changes_logits"].any():
+        _apply_penalties(logits, rows)
+        _hold_back_end(logits, rows, num_output_tokens)
     largest, most_likely = logits.max(dim=-1)
-    is_finite = largest.isfinite().numpy()
+    is_finite = np.isfinite(largest.numpy())
     token_ids = np.where(is_finite, most_likely.numpy(), -1).astype(np.int32)
-    random = np.flatnonzero((rows.params["temperature"] > 0) & is_finite)
+    random = np.flatnonzero((params["temperature"] > 0) & is_finite)
     if random.size:
-        params = rows.params[random]
+        params = params[random]
         uniforms = uniform(params["seed"], num_output_tokens[random])
-        token_ids[random] = _sample_random(logits[torch.from_numpy(random)], params, uniforms)
+        some = logits if random.size == len(logits) else logits[torch.from_numpy(random)]
+        token_ids[random] = _sample_random(some, params, uniforms)
     return token_ids
 
 
@@ -151,12 +157,16 @@ def _mix(values: np.ndarray) -> np.ndarray:
     return values ^ (values >> np.uint64(31))
 
 
+def _is_penalised(params: Any) -> Any:
+    """Return whether seen tokens change a row's logits: of one row's parameters, or of many."""
+    return (params["repetition_penalty"] != 1) | (params["presence_penalty"] != 0) | (params["frequency_penalty"] != 0)
+
+
 def _apply_penalties(logits: torch.Tensor, rows: SampleInput) -> None:
     """Change the logits of tokens already seen; repetition counts prompt and output, the others the output only."""
     p = rows.params
-    penalised = (p["repetition_penalty"] != 1) | (p["presence_penalty"] != 0) | (p["frequency_penalty"] != 0)
-    for i in np.flatnonzero(penalised):
-        row, tokens = logits[i], rows.token_ids[i]
+    for i in np.flatnonzero(_is_penalised(p)).tolist():
+        row, tokens = logits[i], rows.token_ids_of(i)
         seen = torch.from_numpy(np.unique(tokens).astype(np.int64))
         repetition = float(p["repetition_penalty"][i])
         row[seen] = torch.where(row[seen] > 0, row[seen] / repetition, row[seen] * repetition)
@@ -168,8 +178,8 @@ def _apply_penalties(logits: torch.Tensor, rows: SampleInput) -> None:
 
 def _hold_back_end(logits: torch.Tensor, rows: SampleInput, num_output_tokens: np.ndarray) -> None:
     """Forbid the ids that would end a row before its min_tokens; ids beyond the vocabulary cannot be sampled anyway."""
-    for i in np.flatnonzero(num_output_tokens < rows.params["min_tokens"]):
-        end = [token_id for token_id in rows.end_token_ids[i] if 0 <= token_id < logits.shape[1]]
+    for i in np.flatnonzero(num_output_tokens < rows.params["min_tokens"]).tolist():
+        end = [token_id for token_id in rows.end_token_ids_of(i) if 0 <= token_id < logits.shape[1]]
         logits[i, end] = -torch.inf
 
 

@@ -21,7 +21,10 @@ def make_rows(params, token_ids=((1, 2, 3),), num_prompt=None, eos=(0,)):
         rows.set(row, p)
     tokens = [np.array(t, np.int32) for t in token_ids]
     num_prompt = [t.size for t in tokens] if num_prompt is None else num_prompt
-    return SampleInput(rows.params, tokens, np.array(num_prompt), rows.end_token_ids)
+    num_tokens = np.array([t.size for t in tokens])
+    return SampleInput(
+        rows.params, num_tokens, np.array(num_prompt), tokens.__getitem__, rows.end_token_ids.__getitem__
+    )
 
 
 def support(logits, params, num_draws=400, **kwargs):
