@@ -24,6 +24,7 @@ from girih.worker.kv_cache import PagePool, byte_ranges, make_views
 from girih.worker.loader import load_weights
 from girih.worker.memory import MemoryProfile, MemoryReport, memory_report
 from girih.worker.model_runner import ModelRunner
+from girih.worker.step_profile import StepProfile, StepTimes
 
 
 class Worker:
@@ -152,9 +153,19 @@ class Worker:
         """Compute one step; steps come strictly in order."""
         return self.runner.execute_model(step)
 
+    def start_profile(self) -> None:
+        """Measure where the time of steps goes, from now on; anew where that is measured already."""
+        self.stop_profile()
+        self.step_profile = StepProfile(self.runner)
+
+    def stop_profile(self) -> StepTimes:
+        """Measure no more; returns what was measured."""
+        profile = vars(self).pop("step_profile", None)
+        return StepTimes() if profile is None else profile.stop()
+
     def shutdown(self) -> None:
         """Let go of the model, the pool and the other workers."""
         if "ranks" in vars(self):
             self.ranks.close()
-        for name in ("runner", "buffer"):
+        for name in ("step_profile", "runner", "buffer"):
             vars(self).pop(name, None)
