@@ -31,25 +31,23 @@ F4_BYTES = 4
 LANES_BYTES = LANES * F4_BYTES
 
 
-def _record(*names: str, numbers: tuple[str, ...] = ()) -> np.dtype[Any]:
-    """Return a record of int64, then float64, then the counter of `girih.kernels.threads.deal_out`: rows taken."""
-    words = ("num_rows", "rows_at_once", *names)
-    fields: list[tuple[str, Any]] = [(name, np.int64) for name in words]
-    fields += [(name, np.float64) for name in numbers]
-    return np.dtype([*fields, ("counter", np.int64), ("counted", np.int64)])
+def _record(*names: str) -> np.dtype[Any]:
+    """Return a record of int64, and float64 where a name says so, with the counter of `deal_out`: rows taken."""
+    names = ("num_rows", "rows_at_once", *names, "counter", "counted")
+    return np.dtype([(name, np.float64 if name.endswith(("_eps", "_offset")) else np.int64) for name in names])
 
 
 NORM_JOB = _record(
     "x", "delta", "normed", "size",  # addresses [num_rows, size]; delta: 0 for none
-    "after", "norm",  # addresses of weights [size]; after: 0 for none
-    numbers=("after_eps", "after_offset", "norm_eps", "norm_offset"),  # offsets: added to the weights
+    "after", "after_eps", "after_offset",  # address of weights [size], 0 for none; the offset is added to them
+    "norm", "norm_eps", "norm_offset",
 )  # fmt: skip
 
 HEADS_JOB = _record(
     "merged", "row_bytes", "num_queries", "num_keys", "head_size",  # address; heads that lie one behind the other
     "cos", "sin", "angle_bytes",  # addresses; bytes from row to row
-    "query_norm", "key_norm",  # addresses of weights [head_size], 0 for none
-    numbers=("query_eps", "query_offset", "key_eps", "key_offset"),
+    "query_norm", "query_eps", "query_offset",  # as above, weights [head_size]
+    "key_norm", "key_eps", "key_offset",
 )  # fmt: skip
 
 GATE_JOB = _record("merged", "gated", "size")  # addresses [num_rows, 2 * size] and [num_rows, size]
