@@ -40,7 +40,7 @@ def _record(*names: str) -> np.dtype[Any]:
 NORM_JOB = _record(
     "x", "delta", "normed", "size",  # addresses [num_rows, size]; delta: 0 for none
     "after", "after_eps", "after_offset",  # address of weights [size], 0 for none; the offset is added to them
-    "norm", "norm_eps", "norm_offset",
+    "norm", "norm_eps", "norm_offset",  # 0 for none: only add
 )  # fmt: skip
 
 HEADS_JOB = _record(
@@ -128,7 +128,8 @@ def _add_norm(job: Any) -> None:
             at = row * row_bytes
             if job.delta:
                 _add(job, job.x + at, job.delta + at)
-            _normalise(job.x + at, job.norm, job.size, job.norm_eps, job.norm_offset, job.normed + at)
+            if job.norm:
+                _normalise(job.x + at, job.norm, job.size, job.norm_eps, job.norm_offset, job.normed + at)
         first = _take(job)
 
 
@@ -208,7 +209,7 @@ def _gate_gelu(job: Any) -> None:
 
 
 ADD_NORM = Kernel(_add_norm, NORM_JOB)
-"""See `girih.layers.operations.Operations.add_norm`; x is changed in place."""
+"""See `girih.layers.operations.Operations.add` and `add_norm`; x is changed in place."""
 
 SPLIT_HEADS = Kernel(_split_heads, HEADS_JOB)
 """Normalise and turn the heads of queries and keys in place."""

@@ -30,6 +30,15 @@ SHARES_PER_THREAD = 4
 _NO_NORM = (0, 0, 0)
 
 
+def add(x: torch.Tensor, delta: torch.Tensor, after: RMSNorm) -> torch.Tensor:
+    """Add to the residual stream, in place, what goes through a norm before."""
+    if x.dtype != torch.float32:
+        return plain.add(x, delta, after)
+    assert delta.is_contiguous()
+    _run(ADD_NORM, x, x.data_ptr(), delta.data_ptr(), 0, x.shape[1], *_fields(after), *_NO_NORM)
+    return x
+
+
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor | None, after: RMSNorm | None, norm: RMSNorm, to: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

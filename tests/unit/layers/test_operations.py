@@ -61,6 +61,8 @@ def test_adding_and_normalising_is_what_torch_does(kind, rows, size, threads):
         torch.testing.assert_close(ours_normed, theirs_normed, **CLOSE)
         if given[1] is None:
             assert torch.equal(ours, theirs)
+        else:
+            assert torch.equal(compiled.add(x.clone(), *given), ours)
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((4, 2, 2), 6), ((9, 3, 3), 64), ((4, 1, 1), 256), ((1, 1, 1), 40)])
