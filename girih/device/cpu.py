@@ -114,6 +114,11 @@ def float32_rows() -> int | None:
     return None if native else 4
 
 
+def attention_backend() -> str:
+    """Return "cpu": compiled kernels."""
+    return "cpu"
+
+
 def collective_backend() -> str:
     """Return "gloo", which exchanges tensors in main memory."""
     return "gloo"

@@ -38,9 +38,10 @@ class Worker:
         self.rank = rank
         self.rendezvous = rendezvous
         self.device: Device = plugins.load("girih.device", config.device, what="device")
-        self.backend: AttentionBackend = plugins.load(
-            "girih.attention", config.attention_backend, what="attention backend"
-        )
+        backend = config.attention_backend
+        if backend == "auto":
+            backend = self.device.attention_backend()
+        self.backend: AttentionBackend = plugins.load("girih.attention", backend, what="attention backend")
 
     def load_model(self) -> int:
         """Meet the other workers, build this one's part of the model and map its weights; returns their bytes.
