@@ -27,7 +27,7 @@ class EngineConfig:
         scheduling_policy: a file in `girih/sched/policies`.
         executor: uniproc (one worker, in this process), multiproc (processes here) or ray (actors of a Ray cluster).
         device: a file in `girih/device`.
-        attention_backend: a file in `girih/attention`.
+        attention_backend: a file in `girih/attention`, e.g. "reference", or "auto": the device's choice.
         tensor_parallel_size: workers that share each layer; their number must divide the model's query heads.
         pipeline_parallel_size: stages, each with its share of the layers, on so many workers.
         pipeline_split: layers of each stage, e.g. 10,8; None deals them out evenly.
@@ -51,7 +51,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     executor: str = "uniproc"
     device: str = "cpu"
-    attention_backend: str = "reference"
+    attention_backend: str = "auto"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     pipeline_split: tuple[int, ...] | None = None

@@ -41,12 +41,10 @@ class Worker:
         self.rank = rank
         self.rendezvous = rendezvous
         self.device: Device = plugins.load("girih.device", config.device, what="device")
-        self.backend: AttentionBackend = plugins.load(
-            "girih.attention", config.attention_backend, what="attention backend"
-        )
-        self.operations: Operations = plugins.load(
-            "girih.layers.operations", self.device.layer_operations(), what="kind of layer operations"
-        )
+        backend = config.attention_backend
+        if backend == "auto":
+            backend = self.device.attention_backend()
+        self.backend: AttentionBackend = plugins.load("girih.attention", backend, what="attention backend")
 
     def load_model(self) -> int:
         """Meet the other workers, build this one's part of the model and map its weights; returns their bytes.
