@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -136,6 +137,9 @@ def _start(name: str, pythons: Mapping[str, str], work: Mapping[str, Any], threa
     cores = ",".join(map(str, itertools.islice(sorted(os.sched_getaffinity(0)), threads)))
     environment = {key: value.replace("CORES", cores) for key, value in variant.environment.items()}
     environment["OMP_NUM_THREADS"] = str(threads)
+    openmp = Path(pythons[variant.engine]).parent.parent / "lib" / "libiomp5.so"
+    if variant.engine == "vllm" and openmp.exists():
+        environment["LD_PRELOAD"] = str(openmp)  # as vLLM recommends; it comes with it
     return PeerProcess(name, Variant(variant.engine, variant.options, environment), pythons[variant.engine], work)
 
 
@@ -183,6 +187,7 @@ def main() -> None:
     for name in ("requests", "input", "output", "alternations", "rounds", "threads"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} {getattr(args, name)} must be at least 1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and no engine is left behind
     found = measure(args)
     if args.json:
         print(json.dumps(found, indent=2))
