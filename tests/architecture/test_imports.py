@@ -109,6 +109,12 @@ def test_planning_needs_neither_torch_nor_numba() -> None:
     assert not loaded & {"torch", "numba", "transformers"}
 
 
+def test_an_engine_in_this_process_loads_nothing_that_only_others_need() -> None:
+    loaded = loaded_after("import girih.engine.llm, girih.executor.uniproc, girih.worker.worker, girih.attention.cpu")
+    assert "torch" in loaded
+    assert not loaded & {"transformers", "ray", "typer", "gguf", "jinja2", "PIL"}
+
+
 def test_no_file_but_the_device_files_names_a_device() -> None:
     for path in source_files():
         if package_of(path) in DATA_HALF - {"device"}:
