@@ -106,12 +106,21 @@ def release(buffer: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> None:
             raise ConfigError(f"cannot give {format_bytes(num_bytes)} of idle KV cache back to the system: {reason}")
 
 
-def float32_rows() -> int | None:
-    """Return None where the CPU multiplies bfloat16 itself (AVX512_BF16, AMX), else 4, where the two cross over."""
+def linear_form() -> str:
+    """Return "cpu", whose kernels are compiled for it."""
+    return "cpu"
+
+
+def multiplies_bfloat16() -> bool:
+    """Tell whether the processor multiplies bfloat16 matrices itself (AVX512_BF16, AMX)."""
     import torch
 
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return None if native else 4
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def layer_operations() -> str:
+    """Return "compiled"."""
+    return "compiled"
 
 
 def attention_backend() -> str:

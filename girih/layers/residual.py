@@ -39,9 +39,6 @@ class Residual:
     def value(self) -> torch.Tensor:
         """Return the stream, [num_tokens, hidden_size]."""
         if self._delta is not None:
-            if self._after is None:
-                self._x = self._x + self._delta
-            else:
-                self._x = self._after.operations.add(self._x, self._delta, self._after)
+            self._x = self._x + (self._delta if self._after is None else self._after(self._delta))
             self._delta = None
         return self._x

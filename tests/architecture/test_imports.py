@@ -31,15 +31,22 @@ ALLOWED = {
     "device": {"errors", "units", "plugins"},
     "kernels": {"errors", "units", "kv"},
     "attention": {"errors", "units", "plugins", "device", "kernels", "kv"},
-    "layers": BASE | {"kv", "attention", "kernels", "device"},
+    "linear": {"errors", "units", "device", "kernels", "kv"},
+    "layers": BASE | {"kv", "attention", "linear", "kernels", "device"},
     "models": BASE | {"kv", "arch", "layers"},
-    "worker": BASE | {"kv", "arch", "checkpoint", "models", "layers", "attention", "device"},
+    "worker": BASE | {"kv", "arch", "checkpoint", "models", "layers", "attention", "linear", "device"},
     "viz": BASE | {"kv"},
     "cli": BASE | {"kv", "arch", "checkpoint", "engine", "viz"},
     "__init__": BASE | {"engine"},
 }
-DATA_HALF = {"worker", "models", "layers", "attention", "kernels", "device"}
-NUMBA_FILES = {"kv/compiled.py", "kernels/kernel.py", "kernels/lanes.py", "attention/_cpu_products.py"}
+DATA_HALF = {"worker", "models", "layers", "attention", "linear", "kernels", "device"}
+NUMBA_FILES = {
+    "kv/compiled.py",
+    "kernels/kernel.py",
+    "kernels/lanes.py",
+    "attention/_cpu_products.py",
+    "linear/_products.py",
+}
 
 
 def source_files() -> list[Path]:
