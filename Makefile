@@ -38,7 +38,7 @@ bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/control_plane.py --quick
 	$(BIN)/python benchmarks/eviction.py --quick
 	$(BIN)/girih pull smollm2
-	$(BIN)/python benchmarks/generate.py
+	$(BIN)/python benchmarks/peers.py --alternations 1 --rounds 1
 	$(BIN)/python benchmarks/attention.py --quick
 	$(BIN)/python benchmarks/executors.py --quick
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from girih.errors import ConfigError
 
+QUANTIZATIONS = ("int8",)
+"""Files in `girih/linear` that keep weights smaller than the checkpoint's; `girih.arch` counts their bytes."""
+
 MAX_STEP_TIMEOUT_S = 7 * 86400.0
 
 
@@ -16,6 +19,7 @@ class EngineConfig:
     Args:
         model: a directory in Hugging Face format, a .gguf file, or a name that `girih pull` knows.
         dtype: "auto" (as the checkpoint says), "float32" or "bfloat16"; of the weights.
+        quantization: "int8" keeps weights as int8, a quarter of float32's memory, and computes with them, less exact.
         kv_cache_dtype: of keys and values: "auto" (as the weights), or "int8": half of bfloat16's memory, less exact.
         max_model_len: longest request in tokens, or "auto": about the longest that the model and memory allow.
         kv_cache_memory_bytes: size of each worker's KV cache, e.g. 512MiB; left out, what is free is measured.
@@ -27,7 +31,7 @@ class EngineConfig:
         scheduling_policy: a file in `girih/sched/policies`.
         executor: uniproc (one worker, in this process), multiproc (processes here) or ray (actors of a Ray cluster).
         device: a file in `girih/device`.
-        attention_backend: a file in `girih/attention`.
+        attention_backend: a file in `girih/attention`, e.g. "reference", or "auto": the device's choice.
         tensor_parallel_size: workers that share each layer; their number must divide the model's query heads.
         pipeline_parallel_size: stages, each with its share of the layers, on so many workers.
         pipeline_split: layers of each stage, e.g. 10,8; None deals them out evenly.
@@ -40,6 +44,7 @@ class EngineConfig:
 
     model: str
     dtype: str = "auto"
+    quantization: str | None = None
     kv_cache_dtype: str = "auto"
     max_model_len: int | str = "auto"
     kv_cache_memory_bytes: int | None = None
@@ -51,7 +56,7 @@ class EngineConfig:
     scheduling_policy: str = "fcfs"
     executor: str = "uniproc"
     device: str = "cpu"
-    attention_backend: str = "reference"
+    attention_backend: str = "auto"
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     pipeline_split: tuple[int, ...] | None = None
@@ -95,6 +100,9 @@ class EngineConfig:
             raise ConfigError(f"dtype={self.dtype!r} is not supported; choose auto, float32 or bfloat16")
         if self.kv_cache_dtype not in ("auto", "int8"):
             raise ConfigError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not supported; choose auto or int8")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            known = ", ".join(QUANTIZATIONS)
+            raise ConfigError(f"quantization={self.quantization!r} is not supported; choose {known}, or leave it out")
         if self.pipeline_split is not None:
             object.__setattr__(self, "pipeline_split", tuple(self.pipeline_split))  # a list will do
             for num_layers in self.pipeline_split:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from girih.kv.spec import KVCacheSpec
 from girih.parallel import split_layers
-from girih.units import cdiv
+from girih.units import cdiv, round_up
 
 Shape = tuple[int, ...]
+
+# of a matrix as int8: its size is rounded up to so many rows and columns; bytes of a row beside its numbers
+INT8_ROWS, INT8_COLUMNS, INT8_ROW_BYTES = 64, 16, 4
 
 _LAYER = re.compile(r"(.*?\blayers\.)(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
@@ -38,6 +42,26 @@ class ModelPart:
                 size *= length
             count += cdiv(size, tensor_parallel_size) if len(shape) > 1 else size
         return count
+
+    def weight_bytes(self, element_bytes: int, tensor_parallel_size: int = 1, quantization: str | None = None) -> int:
+        """Return the bytes of the weights of one of `tensor_parallel_size` ranks.
+
+        Args:
+            element_bytes: of one number that is not quantised.
+            tensor_parallel_size: ranks.
+            quantization: of the matrices; None keeps them as they are. Of int8 each row has a scale, and there are
+                whole panels, see `girih/linear/int8.py`.
+        """
+        if quantization is None:
+            return self.num_parameters(tensor_parallel_size) * element_bytes
+        total = 0
+        for *rows, width in self.weight_shapes.values():
+            if not rows:
+                total += width * element_bytes
+                continue
+            num_rows = round_up(math.prod(rows), INT8_ROWS)
+            total += cdiv(num_rows * (round_up(width, INT8_COLUMNS) + INT8_ROW_BYTES), tensor_parallel_size)
+        return total
 
 
 def split_model(

@@ -113,6 +113,7 @@ class _Model:
         self.config = facts.config
         self.family = arch.load(self.config)
         self.dtype = arch.resolve_dtype(options.dtype, self.config)
+        self.quantization = options.quantization
         self.kv_dtype = self.dtype if options.kv_dtype == "auto" else options.kv_dtype
         self.cache_dtypes = arch.CacheDtypes(self.kv_dtype, options.state_dtype, self.dtype)
         self.max_model_len: int = self.family.max_model_len(self.config)
@@ -142,10 +143,9 @@ class _Model:
 
     def weight_bytes(self, part: ModelPart, tensor_parallel_size: int) -> int:
         """Return the bytes of one rank's weights: by their number, or its share of what is stored."""
-        count = part.num_parameters(tensor_parallel_size)
-        if self.stored_bytes is not None:
-            return math.ceil(self.stored_bytes * count / self.num_parameters)
-        return count * dtype_bytes(self.dtype)
+        if self.stored_bytes is not None and self.quantization is None:
+            return math.ceil(self.stored_bytes * part.num_parameters(tensor_parallel_size) / self.num_parameters)
+        return part.weight_bytes(dtype_bytes(self.dtype), tensor_parallel_size, self.quantization)
 
 
 def _check_lengths(context: int | None, num_speculative_tokens: int, model_limit: int) -> None:

@@ -68,6 +68,7 @@ _WRITTEN = {
     "kv_cache_memory": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
     "memory": _Written("--memory", Optional[str], parse_bytes),  # noqa: UP045
     "kv_cache_dtype": _Written("--kv-dtype", str, str),
+    "quantization": _Written("--quantization", Optional[str], str),  # noqa: UP045
     "step_timeout_s": _Written("--step-timeout", float, float),
     "pipeline_split": _Written("--pipeline-split", Optional[str], parse_split),  # noqa: UP045
     "stop": _Written("--stop", list[str], tuple),

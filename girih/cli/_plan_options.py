@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from girih.config import EngineConfig
+from girih.config import QUANTIZATIONS, EngineConfig
 from girih.errors import ConfigError
 
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -23,6 +23,7 @@ class PlanOptions:
         memory_utilization: where no size is given, the share of this machine's memory that all workers together get.
         max_model_len: longest request in tokens, or auto.
         dtype: of the weights: auto, float32, bfloat16 or float16.
+        quantization: int8 for weights of int8.
         kv_dtype: of keys and values: auto (as the weights), bfloat16, float16, float32, int8 or float8_e4m3fn.
         state_dtype: of recurrent states: float32, bfloat16 or float16.
         tensor_parallel_size: workers that share each layer.
@@ -39,6 +40,7 @@ class PlanOptions:
     memory_utilization: float = EngineConfig.memory_utilization
     max_model_len: int | str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     kv_dtype: str = "auto"
     state_dtype: str = "float32"
     tensor_parallel_size: int = 1
@@ -72,6 +74,11 @@ class PlanOptions:
             if getattr(self, name) not in known:
                 value = getattr(self, name)
                 raise ConfigError(f"{option_name(name)} {value!r} is not supported; choose {', '.join(known)}")
+        if self.quantization not in (None, *QUANTIZATIONS):
+            choices = ", ".join(QUANTIZATIONS)
+            raise ConfigError(
+                f"--quantization {self.quantization!r} is not supported; choose {choices}, or leave it out"
+            )
 
     @property
     def num_workers(self) -> int:

@@ -53,15 +53,20 @@ class StageBar:
             self._bars.update(self._task, completed=task.total)
 
 
+def stage_bar() -> StageBar:
+    """Return a bar on stderr."""
+    from rich.console import Console
+
+    return StageBar(Console(file=sys.stderr, highlight=False, soft_wrap=True))
+
+
 def find_model(model: str) -> Path:
     """Resolve a model and show the progress if a .gguf file has to be imported first.
 
     Raises:
         GirihError: as `girih.checkpoint.resolve.resolve_model`.
     """
-    from rich.console import Console
-
     from girih.checkpoint.resolve import resolve_model
 
-    with StageBar(Console(file=sys.stderr, highlight=False, soft_wrap=True)) as bar:
+    with stage_bar() as bar:
         return resolve_model(model, bar.update)

@@ -1,7 +1,8 @@
 """The `girih` command: one file in this package per sub-command, found by name.
 
-A command file defines `command`, a function with typer annotations whose docstring is its help; it imports
-what is heavy (torch, tokenizers, numba) inside the function, so that `--help` and `plan` start at once.
+A command file defines `command`, a function with typer annotations whose docstring is its help, or a `typer.Typer`
+with sub-commands of its own; what is heavy (torch, tokenizers, numba) is imported inside the function, so that `--help`
+and `plan` start at once.
 """
 
 import importlib
@@ -40,7 +41,11 @@ def build_app(called: str | None) -> typer.Typer:
     app.callback()(_common_options)
     names = [name for name in plugins.available("girih.cli") if name != "main"]
     for name in [called] if called in names else names:
-        app.command(name)(importlib.import_module(f"girih.cli.{name}").command)
+        command = importlib.import_module(f"girih.cli.{name}").command
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name)(command)
     return app
 
 

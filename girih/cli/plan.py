@@ -13,7 +13,6 @@ from girih.cli._bill import make_bill
 from girih.cli._options import build, with_options
 from girih.cli._plan_options import PlanOptions
 from girih.cli._text import one_line
-from girih.errors import ConfigError
 from girih.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,16 +55,12 @@ def command(
 
 def _draw(bill: Bill, file: Path) -> None:
     """Draw the picture into a file."""
-    from girih.viz import png, svg
+    from girih.cli._picture import write_picture
+    from girih.viz._figure import make_figure
 
     memory = format_bytes(sum(len(stage["workers"]) * stage["kv_memory_bytes"] for stage in bill.figures["stages"]))
     title = f"{one_line(bill.figures['model'])}: KV cache in {memory}"
-    is_png = file.suffix.lower() == ".png"
-    picture = png.draw(bill.plans, title) if is_png else svg.draw(bill.plans, title).encode()
-    try:
-        file.write_bytes(picture)
-    except OSError as error:
-        raise ConfigError(f"cannot write --svg {file}: {error.strerror}") from error
+    write_picture("--svg", file, make_figure(bill.plans, title))
 
 
 def _show(bill: Bill, picture_file: Path | None) -> None:

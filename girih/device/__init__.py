@@ -51,11 +51,14 @@ class Device(Protocol):
             ranges: (first byte, byte past the last) each; nothing outside of them changes.
         """
 
-    def float32_rows(self) -> int | None:
-        """Return from how many rows on a bfloat16 product is faster in float32; None: never."""
+    def linear_form(self) -> str:
+        """Return the file in `girih/linear` that multiplies weights as they are."""
 
     def layer_operations(self) -> str:
         """Return the file of `girih.layers.operations` that is the fastest here."""
+
+    def attention_backend(self) -> str:
+        """Return the file in `girih/attention` that is fastest here."""
 
     def collective_backend(self) -> str:
         """Return the backend of torch.distributed by which workers on such devices exchange tensors."""

@@ -54,11 +54,11 @@ class EngineCore:
         self.startup_report = startup_report or StartupReport()
         with self.startup_report.phase("find model"):
             self.model_directory = resolve_model(config.model)
+            self.model_config = load_config(self.model_directory)
+            self._model_limit: int = arch.load(self.model_config).max_model_len(self.model_config)
+            self.vocab_size: int = arch.parse_config(self.model_config).vocab_size
+            self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self.config = dataclasses.replace(config, model=str(self.model_directory))
-        self.model_config = load_config(self.model_directory)
-        self._model_limit: int = arch.load(self.model_config).max_model_len(self.model_config)
-        self.vocab_size: int = arch.parse_config(self.model_config).vocab_size
-        self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self._request_ids = map(str, itertools.count())
         self._num_steps = self._num_restarts = 0
         self._max_in_flight = max(2, config.pipeline_parallel_size) if config.async_scheduling else 1
@@ -70,8 +70,7 @@ class EngineCore:
         self.executor: Executor = executor.create(self.config)
         try:
             manager = self._start_workers(self.startup_report)
-            with self.startup_report.phase("make scheduler"):
-                self.scheduler = self._make_scheduler(manager)
+            self.scheduler = self._make_scheduler(manager)
             warn_of_short_requests(self.max_model_len, self._model_limit, self.config)
             logger.info("start-up took %.3f s", self.startup_report.total_s)
         except BaseException:
@@ -205,12 +204,13 @@ class EngineCore:
 
     def _start_workers(self, report: StartupReport) -> KVCacheManager:
         self.kv_cache_configs = bring_up(self.config, self.model_config, self._model_limit, self.executor, report)
-        manager = KVCacheManager(
-            self.kv_cache_configs,
-            max_num_seqs=self.config.max_num_seqs,
-            enable_prefix_caching=self.config.enable_prefix_caching,
-        )
-        self._pool_memory = PoolMemory(self.kv_cache_configs, manager, self.executor)
+        with report.phase("make cache manager"):
+            manager = KVCacheManager(
+                self.kv_cache_configs,
+                max_num_seqs=self.config.max_num_seqs,
+                enable_prefix_caching=self.config.enable_prefix_caching,
+            )
+            self._pool_memory = PoolMemory(self.kv_cache_configs, manager, self.executor)
         return manager
 
     def _make_scheduler(self, manager: KVCacheManager) -> Scheduler:

@@ -52,7 +52,7 @@ def most_memory(options: EngineConfig, model_config: Mapping[str, Any], workers_
     budget_bytes = int(options.memory_utilization * device.memory_facts().total_bytes)
     element_bytes = dtype_bytes(arch.resolve_dtype(options.dtype, model_config))
     return [
-        budget_bytes - part.num_parameters(ranks) * element_bytes
+        budget_bytes - part.weight_bytes(element_bytes, ranks, options.quantization)
         for part in _stages(options, model_config)
         for _ in range(ranks)
     ]

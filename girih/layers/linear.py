@@ -9,49 +9,15 @@ A layer that tensor-parallel ranks share holds its rank's part of the weight, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from girih.layers.module import Module
 from girih.layers.parallel import ALONE, Ranks
+from girih.linear import Matrix
 from girih.units import cdiv
-
-# rows of a weight that are turned into float32 at once: they stay in the processor's cache, and a large vocabulary
-# needs no second copy of its weight
-FLOAT32_WEIGHT_ROWS = 1 << 11
-
-
-def product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, float32_rows: int | None = None
-) -> torch.Tensor:
-    """Return x @ weight.T + bias.
-
-    A device without bfloat16 arithmetic multiplies many rows several times faster when weight and input are turned
-    into float32 first and the result is rounded once, which is also what its bfloat16 product computes, but for the
-    order of its sums: so a row's result can differ in the last bit with the number of rows beside it.
-
-    Args:
-        x: [num_rows, in_features].
-        weight: [out_features, in_features], in the dtype of x.
-        bias: [out_features], in the dtype of x.
-        float32_rows: from this many rows of x on go by float32; None: never.
-
-    Returns:
-        [num_rows, out_features], in the dtype of x.
-    """
-    if float32_rows is None or x.shape[0] < float32_rows or x.dtype == torch.float32:
-        return nn.functional.linear(x, weight, bias)
-    return _by_float32(x, weight, bias, x.dtype)
-
-
-def _by_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    exact = x.float()
-    result = x.new_empty(x.shape[0], weight.shape[0], dtype=dtype)
-    for start in range(0, weight.shape[0], FLOAT32_WEIGHT_ROWS):
-        part = slice(start, start + FLOAT32_WEIGHT_ROWS)
-        part_bias = None if bias is None else bias[part].float()
-        result[:, part] = nn.functional.linear(exact, weight[part].float(), part_bias)
-    return result
 
 
 class Linear(Module, nn.Linear):
@@ -64,15 +30,21 @@ class Linear(Module, nn.Linear):
         dtype: of weight and bias.
     """
 
-    float32_rows: int | None = None
-    """See `product`."""
+    matrix: Matrix
+    """The weight as it is multiplied; where that is another form, `weight` is None."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype):
         super().__init__(in_features, out_features, bias=bias, dtype=dtype, device="meta")
 
+    def keep_as(self, form: Callable[[torch.Tensor], Matrix]) -> None:
+        """Put the weight, which must be there, in the form in which it is multiplied."""
+        self.matrix = form(self.weight.data)
+        if not self.matrix.keeps_weight:
+            self.weight = None  # type: ignore[assignment]
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [num_rows, in_features] to [num_rows, out_features], in the dtype of x."""
-        return product(x, self.weight, self.bias, float32_rows=self.float32_rows)
+        return self.matrix.product(x, self.bias)
 
 
 class RowLinear(Linear):
@@ -101,10 +73,8 @@ class RowLinear(Linear):
         """Map this rank's columns [num_rows, len(columns)] to the whole [num_rows, out_features], on every rank."""
         if self.ranks.size == 1:
             return super().forward(x)
-        if x.dtype == torch.float32:
-            total = self.ranks.all_reduce(nn.functional.linear(x, self.weight))
-        else:  # an unrounded share, as the sum is rounded: so results are one rank's, but for the order of the sum
-            total = self.ranks.all_reduce(_by_float32(x, self.weight, None, torch.float32))
+        # an unrounded share, as the sum is rounded: so results are one rank's, but for the order of the sum
+        total = self.ranks.all_reduce(self.matrix.product(x, dtype=torch.float32))
         return (total if self.bias is None else total + self.bias.float()).to(x.dtype)
 
 
@@ -123,7 +93,13 @@ class Vocabulary(Module):
         self.vocab_size = vocab_size
         self.ranks = ranks
         self.token_ids = ranks.share_vocabulary(vocab_size)
-        self.weight = nn.Parameter(torch.empty(len(self.token_ids), hidden_size, dtype=dtype, device="meta"))
+        self.hidden_size, self.dtype = hidden_size, dtype
+        self.weight: nn.Parameter | None = nn.Parameter(
+            torch.empty(len(self.token_ids), hidden_size, dtype=dtype, device="meta")
+        )
+
+    matrix: Matrix
+    """See `Linear`."""
 
     def part_of(self, _parameter: str) -> tuple[slice, ...]:
         """Return which part of the checkpoint's tensor the weight is: rows."""
@@ -132,23 +108,29 @@ class Vocabulary(Module):
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Map int64 [num_tokens] to [num_tokens, hidden_size], on every rank."""
         if self.ranks.size == 1:
-            return nn.functional.embedding(token_ids, self.weight)
+            return self.matrix.rows(token_ids)
         mine = (token_ids >= self.token_ids.start) & (token_ids < self.token_ids.stop)
-        rows = self.weight.new_zeros(token_ids.shape[0], self.weight.shape[1])
-        rows[mine] = self.weight[token_ids[mine] - self.token_ids.start]
+        rows = torch.zeros(token_ids.shape[0], self.hidden_size, dtype=self.dtype)
+        rows[mine] = self.matrix.rows(token_ids[mine] - self.token_ids.start)
         return self.ranks.all_reduce(rows)  # one rank has a row, the others zeros: exact
 
-    def logits(self, hidden: torch.Tensor, float32_rows: int | None) -> torch.Tensor | None:
+    def keep_as(self, form: Callable[[torch.Tensor], Matrix]) -> None:
+        """Put the weight, which must be there, in the form in which it is multiplied."""
+        assert self.weight is not None
+        self.matrix = form(self.weight.data)
+        if not self.matrix.keeps_weight:
+            self.weight = None
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """Return the product of each token id's row with hidden states, as an output layer.
 
         Args:
             hidden: [n, hidden_size].
-            float32_rows: see `product`.
 
         Returns:
             float32 [n, vocab_size] on the first rank, None on the others.
         """
-        mine = product(hidden, self.weight, float32_rows=float32_rows)
+        mine = self.matrix.product(hidden)
         padding = cdiv(self.vocab_size, self.ranks.size) - mine.shape[1]  # the last ranks may have fewer ids
         every = self.ranks.gather(nn.functional.pad(mine, (0, padding)) if padding else mine, dim=1)
         return None if every is None else every[:, : self.vocab_size].float()

@@ -114,7 +114,6 @@ class CausalLM(nn.Module):
         hidden_size: of the decoder's output.
         tied: whether the output layer is the embedding.
         dtype: of the weights.
-        float32_rows: see `girih.layers.linear.product`.
         ranks: this worker among others; it says which layers are here.
     """
 
@@ -126,11 +125,9 @@ class CausalLM(nn.Module):
         hidden_size: int,
         tied: bool,
         dtype: torch.dtype,
-        float32_rows: int | None,
         ranks: Ranks,
     ):
         super().__init__()
-        self.float32_rows = float32_rows
         self.hidden_size, self.dtype = hidden_size, dtype
         self.model = decoder
         self.lm_head = None if tied else Vocabulary(vocab_size, hidden_size, dtype=dtype, ranks=ranks)
@@ -168,7 +165,7 @@ class CausalLM(nn.Module):
         All ranks of the last stage must ask together.
         """
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return head.logits(hidden, self.float32_rows)
+        return head.logits(hidden)
 
     def distinct_layers(self) -> list[int]:
         """Return one index of each kind of layer that is here."""
@@ -189,7 +186,6 @@ def build_model(
     config: Mapping[str, Any],
     dtype: torch.dtype,
     backend: AttentionBackend,
-    float32_rows: int | None = None,
     kv_dtype: str | None = None,
     ranks: Ranks = ALONE,
     operations: Operations = plain,
@@ -200,7 +196,6 @@ def build_model(
         config: config.json.
         dtype: of weights and activations.
         backend: the attention backend of every layer.
-        float32_rows: see `girih.layers.linear.product`.
         kv_dtype: dtype name of keys and values; None: as the activations.
         ranks: this worker among others.
         operations: those of the device.
@@ -225,19 +220,16 @@ def build_model(
         hidden_size=c.hidden_size,
         tied=c.tie_word_embeddings,
         dtype=dtype,
-        float32_rows=float32_rows,
         ranks=ranks,
     )
+    if ranks.size > 1 and any(type(layer) is Linear for layer in model.modules()):
+        raise ConfigError(
+            f"the layers of a model of type {config['model_type']!r} cannot be shared by {ranks.size} tensor-parallel "
+            "ranks in this version; set --tensor-parallel-size to 1"
+        )
     for layer in model.modules():
         if isinstance(layer, WithOperations):
             layer.operations = operations
-        if isinstance(layer, Linear):
-            layer.float32_rows = float32_rows
-            if ranks.size > 1 and type(layer) is Linear:
-                raise ConfigError(
-                    f"the layers of a model of type {config['model_type']!r} cannot be shared by {ranks.size} "
-                    "tensor-parallel ranks in this version; set --tensor-parallel-size to 1"
-                )
     context, here = builder.build(), set(model.modules())
     layers = {name: layer for name, layer in context.layers.items() if layer in here}
     return model.requires_grad_(False).eval(), replace(context, layers=layers)

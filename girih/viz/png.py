@@ -1,4 +1,4 @@
-"""A plan as a PNG picture, painted by Pillow with the font that comes with it."""
+"""A picture as PNG, painted by Pillow with the font that comes with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from girih.errors import ConfigError
 from girih.kv.config import KVCacheConfig
-from girih.viz._figure import PAPER, WIDTH, Label, make_figure
+from girih.viz._figure import PAPER, WIDTH, Figure, Label, make_figure
 
 if TYPE_CHECKING:
     from PIL import ImageDraw
@@ -17,7 +17,7 @@ SCALE = 2  # pixels per unit of the figure, for dense screens
 
 
 def draw(plans: Sequence[KVCacheConfig], title: str) -> bytes:
-    """Return the picture as a PNG file.
+    """Return the picture of plans as a PNG file.
 
     Args:
         plans: one per pipeline stage.
@@ -26,11 +26,19 @@ def draw(plans: Sequence[KVCacheConfig], title: str) -> bytes:
     Raises:
         ConfigError: Pillow is not installed.
     """
+    return render(make_figure(plans, title))
+
+
+def render(figure: Figure) -> bytes:
+    """Return a figure as a PNG file.
+
+    Raises:
+        ConfigError: Pillow is not installed.
+    """
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
         raise ConfigError("PNG needs Pillow: pip install pillow; or give the file a name in .svg") from error
-    figure = make_figure(plans, title)
     image = Image.new("RGB", (WIDTH * SCALE, figure.height * SCALE), PAPER)
     canvas = ImageDraw.Draw(image)
     for box in figure.boxes:

@@ -1,4 +1,4 @@
-"""A plan as an SVG picture: self-contained, readable on light and dark pages, with a note on everything in it."""
+"""A picture as SVG: self-contained, readable on light and dark pages, with a note on everything in it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 from girih.kv.config import KVCacheConfig
-from girih.viz._figure import FONT_SIZE, INK, PAPER, WIDTH, Box, Label, make_figure
+from girih.viz._figure import FONT_SIZE, INK, PAPER, WIDTH, Box, Figure, Label, make_figure
 
 
 def draw(plans: Sequence[KVCacheConfig], title: str) -> str:
-    """Return the picture as one SVG document.
+    """Return the picture of plans as one SVG document.
 
     Args:
         plans: one per pipeline stage.
         title: the heading, e.g. the model's name and memory.
     """
-    figure = make_figure(plans, title)
+    return render(make_figure(plans, title))
+
+
+def render(figure: Figure) -> str:
+    """Return a figure as one SVG document."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {figure.height}" width="{WIDTH}" '
         f'height="{figure.height}" font-family="sans-serif" font-size="{FONT_SIZE}">',
-        f"<title>{escape(title)}</title>",
+        f"<title>{escape(figure.title)}</title>",
         f'<rect width="{WIDTH}" height="{figure.height}" fill="{PAPER}"/>',
         *map(_box, figure.boxes),
         *map(_label, figure.labels),

@@ -41,9 +41,10 @@ class Worker:
         self.rank = rank
         self.rendezvous = rendezvous
         self.device: Device = plugins.load("girih.device", config.device, what="device")
-        self.backend: AttentionBackend = plugins.load(
-            "girih.attention", config.attention_backend, what="attention backend"
-        )
+        backend = config.attention_backend
+        if backend == "auto":
+            backend = self.device.attention_backend()
+        self.backend: AttentionBackend = plugins.load("girih.attention", backend, what="attention backend")
         self.operations: Operations = plugins.load(
             "girih.layers.operations", self.device.layer_operations(), what="kind of layer operations"
         )
@@ -67,10 +68,10 @@ class Worker:
             self.device.divide_cores(self.ranks.num_local)
         dtype = torch_dtype(arch.resolve_dtype(self.config.dtype, model_config))
         kv_dtype = arch.resolve_dtype(self.config.cache_dtype, model_config)
-        model, context = build_model(
-            model_config, dtype, self.backend, self.device.float32_rows(), kv_dtype, self.ranks, self.operations
-        )
-        self.weights_bytes = load_weights(model, directory, model_config, dtype)
+        model, context = build_model(model_config, dtype, self.backend, kv_dtype, self.ranks, self.operations)
+        form = self.config.quantization or self.device.linear_form()
+        matrix = plugins.load("girih.linear", form, what="form of weights").MATRIX
+        self.weights_bytes = load_weights(model, directory, model_config, dtype, matrix)
         settle(model)
         facts = arch.load(model_config)
         self.model_limit = facts.max_model_len(model_config)

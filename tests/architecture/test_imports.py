@@ -31,15 +31,22 @@ ALLOWED = {
     "device": {"errors", "units", "plugins"},
     "kernels": {"errors", "units", "kv"},
     "attention": {"errors", "units", "plugins", "device", "kernels", "kv"},
-    "layers": BASE | {"kv", "attention", "kernels", "device"},
+    "linear": {"errors", "units", "device", "kernels", "kv"},
+    "layers": BASE | {"kv", "attention", "linear", "kernels", "device"},
     "models": BASE | {"kv", "arch", "layers"},
-    "worker": BASE | {"kv", "arch", "checkpoint", "models", "layers", "attention", "device"},
+    "worker": BASE | {"kv", "arch", "checkpoint", "models", "layers", "attention", "linear", "device"},
     "viz": BASE | {"kv"},
     "cli": BASE | {"kv", "arch", "checkpoint", "engine", "viz"},
     "__init__": BASE | {"engine"},
 }
-DATA_HALF = {"worker", "models", "layers", "attention", "kernels", "device"}
-NUMBA_FILES = {"kv/compiled.py", "kernels/kernel.py", "kernels/lanes.py", "attention/_cpu_products.py"}
+DATA_HALF = {"worker", "models", "layers", "attention", "linear", "kernels", "device"}
+NUMBA_FILES = {
+    "kv/compiled.py",
+    "kernels/kernel.py",
+    "kernels/lanes.py",
+    "attention/_cpu_products.py",
+    "linear/_products.py",
+}
 
 
 def source_files() -> list[Path]:
@@ -107,6 +114,12 @@ def test_the_control_half_runs_without_torch() -> None:
 def test_planning_needs_neither_torch_nor_numba() -> None:
     loaded = loaded_after("from girih.kv import FullAttentionSpec, get_kv_cache_configs; import girih.cli.plan")
     assert not loaded & {"torch", "numba", "transformers"}
+
+
+def test_an_engine_in_this_process_loads_nothing_that_only_others_need() -> None:
+    loaded = loaded_after("import girih.engine.llm, girih.executor.uniproc, girih.worker.worker, girih.attention.cpu")
+    assert "torch" in loaded
+    assert not loaded & {"transformers", "ray", "typer", "gguf", "jinja2", "PIL"}
 
 
 def test_no_file_but_the_device_files_names_a_device() -> None:

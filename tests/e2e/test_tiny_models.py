@@ -9,11 +9,12 @@ import torch
 from oracle import Oracle, check_outputs
 from tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, reference_greedy, reference_model, tiny_gemma3, tiny_llama
 
-from girih import LLM, SamplingParams
+from girih import LLM, SamplingParams, plugins
 from girih.kv.capacity import peak_pages
 
 BUILDERS = {"llama": tiny_llama, "gemma3": tiny_gemma3}
 WINDOW = 8  # of tiny gemma3's sliding layers
+BACKENDS = plugins.available("girih.attention")
 LENGTHS = (1, WINDOW - 1, WINDOW, WINDOW + 1, 15, 16, 17, 40)
 NUM_TOKENS = 20
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=5)
@@ -91,18 +92,19 @@ def test_alone(llm, expected, oracle, length):
 
 
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_batched(directory, expected, oracle, block_size):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batched(directory, expected, oracle, block_size, backend):
     prompts = [prompt(length, seed) for seed in range(2) for length in LENGTHS]
-    with make_llm(directory, block_size=block_size) as llm:
+    with make_llm(directory, block_size=block_size, attention_backend=backend) as llm:
         outputs = llm.generate(prompts, GREEDY)
     assert [tokens(output) for output in outputs] == [expected(p) for p in prompts]
     check_outputs(oracle, outputs)
 
 
-@pytest.mark.parametrize("chunk", range(1, 18))
-def test_every_chunk_size(directory, expected, oracle, chunk):
+@pytest.mark.parametrize(("backend", "chunk"), [*(("auto", chunk) for chunk in range(1, 18)), ("reference", 7)])
+def test_every_chunk_size(directory, expected, oracle, backend, chunk):
     prompts = [prompt(40), prompt(17)]
-    with make_llm(directory, max_num_batched_tokens=chunk) as llm:
+    with make_llm(directory, max_num_batched_tokens=chunk, attention_backend=backend) as llm:
         outputs = llm.generate(prompts, GREEDY)
         assert llm.stats().num_steps >= 57 // chunk
     assert [tokens(output) for output in outputs] == [expected(p) for p in prompts]
@@ -131,6 +133,14 @@ def test_requests_of_one_step_share_pages(directory, expected, oracle):
     check_outputs(oracle, outputs)
 
 
+def test_requests_read_a_prefix_together(directory, expected, oracle):
+    with make_llm(directory) as llm:
+        outputs = llm.generate([prompt(90) + prompt(7 * i + 1, i) for i in range(4)], GREEDY)
+    assert [output.num_cached_tokens for output in outputs] == [0, 88, 88, 88]
+    assert [tokens(output) for output in outputs] == [expected(output.prompt_token_ids) for output in outputs]
+    check_outputs(oracle, outputs)
+
+
 def test_after_preemption(directory, expected, oracle):
     prompts = [prompt(30, seed) for seed in range(5)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=5)
@@ -151,14 +161,6 @@ def test_after_a_tenant_that_left_nothing_but_nan(directory, expected, oracle):
                 tensor[:-1] = torch.nan  # all pages but the null page
         outputs = llm.generate([prompt(length) for length in LENGTHS], GREEDY)
     assert [tokens(output) for output in outputs] == [expected(prompt(length)) for length in LENGTHS]
-    check_outputs(oracle, outputs)
-
-
-def test_the_compiled_attention_backend_gives_the_same_tokens(directory, expected, oracle):
-    prompts = [prompt(length) for length in LENGTHS]
-    with make_llm(directory, attention_backend="cpu", max_num_batched_tokens=16) as llm:
-        outputs = llm.generate(prompts, GREEDY)
-    assert [tokens(output) for output in outputs] == [expected(p) for p in prompts]
     check_outputs(oracle, outputs)
 
 

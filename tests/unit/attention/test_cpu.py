@@ -59,7 +59,7 @@ def test_many_rows_of_all_lengths():
 
 @pytest.mark.parametrize("native", [False, True])
 def test_long_prompts_in_bfloat16_wherever_they_are_multiplied(monkeypatch, native):
-    monkeypatch.setattr(cpu, "float32_rows", lambda: None if native else 4)
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: native)
     rows = [(30, 1), (0, 40), (100, 3), (50, 60)]
     actual, expected = run_case(cpu, rows, window=30, dtype=torch.bfloat16)
     torch.testing.assert_close(actual.float(), expected, atol=2e-2, rtol=2e-2)

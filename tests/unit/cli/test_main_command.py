@@ -17,6 +17,9 @@ def girih(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["pln", "x"], "No such command 'pln'. Did you mean 'plan'?; see girih --help"),
         (["plan", "smollm2", "--memry", "1GiB"], "--memory"),
         (["plan", "smollm2", "--block-size", "x"], "--block-size"),
+        (["bench", "throughput", "--model", "no-such-model"], "gemma3-270m, smollm2"),
+        (["bench", "throughput", "--model", "smollm2", "--rounds", "0"], "--rounds"),
+        (["bench", "speed"], "No such command 'speed'"),
         (["generate", "hello"], "Missing option '--model'; see girih generate --help"),
         (["plan", "no-such-model"], "gemma3-270m, smollm2"),
         (["plan", "smollm2", "--memory", "much"], "'much' is not a size; write it like 512MiB, 4GiB or 2e9"),
@@ -29,7 +32,7 @@ def test_a_wrong_command_line_is_one_line_on_stderr_and_exit_code_2(arguments, m
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["plan"], ["generate"], ["chat"], ["pull"]])
+@pytest.mark.parametrize("arguments", [[], ["plan"], ["generate"], ["chat"], ["pull"], ["bench"]])
 def test_a_bare_command_shows_its_help_and_ends_with_exit_code_2(arguments) -> None:
     done, asked = girih(*arguments), girih(*arguments, "--help")
     assert (done.returncode, done.stdout, done.stderr) == (2, asked.stdout, "")
@@ -39,5 +42,5 @@ def test_a_bare_command_shows_its_help_and_ends_with_exit_code_2(arguments) -> N
 def test_help_lists_every_command_and_what_is_not_there() -> None:
     done = girih("--help")
     assert done.returncode == 0
-    for word in ("chat", "generate", "plan", "pull", "CUDA", "LoRA", "KV offload", "multimodal", "embeddings"):
+    for word in ("bench", "chat", "generate", "plan", "pull", "CUDA", "LoRA", "KV offload", "multimodal", "embeddings"):
         assert word in done.stdout

@@ -43,6 +43,7 @@ def test_every_field_can_be_typed():
     typed = {
         "dtype": "float32",
         "kv_cache_dtype": "int8",
+        "quantization": "int8",
         "max_model_len": "100",
         "kv_cache_memory_bytes": "1GiB",
         "memory_utilization": "0.25",

@@ -42,7 +42,7 @@ import os, sys
 class Looker:
     def find_spec(self, name, *_):
         if name == "torch":
-            print(os.environ.get("OMP_WAIT_POLICY"))
+            print(os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
 
 sys.meta_path.insert(0, Looker())
 from girih.config import EngineConfig
@@ -52,9 +52,15 @@ MakeWorker(EngineConfig(model="m"))(0, None)
 """
 
 
-def test_a_workers_threads_are_told_to_sleep_before_torch_is_loaded():
-    """OpenMP asks once; threads that spin took the core that the engine needs, and half the speed."""
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+@pytest.mark.parametrize(
+    ("told", "heard"),
+    [({}, "passive 3000\n"), ({"GOMP_SPINCOUNT": "7"}, "passive 7\n")],
+    ids=["nothing", "by the user"],
+)
+def test_a_workers_threads_are_told_to_spin_a_moment_then_sleep_before_torch_is_loaded(told, heard):
+    """OpenMP asks once; threads that only spin took the core that the engine needs, and half the speed."""
+    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | told
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     run = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
-    assert run.stdout == "passive\n"
+    assert run.stdout == heard

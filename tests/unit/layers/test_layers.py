@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from girih.layers.linear import product
 from girih.layers.mlp import GatedMLP
 from girih.layers.norm import GemmaRMSNorm, RMSNorm
 from girih.layers.operations.plain import ACTIVATIONS
@@ -76,16 +75,3 @@ def test_modules_take_no_memory_before_loading():
     assert {name: tuple(p.shape) for name, p in mlp.named_parameters()} == {
         "gate_up_proj.weight": (32, 8), "gate_up_proj.bias": (32,), "down_proj.weight": (8, 16), "down_proj.bias": (8,),
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_products_by_float32_round_once_like_bfloat16_products(bias, monkeypatch):
-    monkeypatch.setattr("girih.layers.linear.FLOAT32_WEIGHT_ROWS", 5)
-    generator = torch.Generator().manual_seed(0)
-    x, weight, b = (torch.randn(*shape, generator=generator).bfloat16() for shape in ((4, 40), (12, 40), (12,)))
-    exact = x.double() @ weight.double().T + (b.double() if bias else 0)
-    by_float32 = product(x, weight, b if bias else None, float32_rows=4)
-    assert by_float32.dtype == torch.bfloat16
-    assert torch.equal(by_float32, exact.bfloat16())
-    direct = product(x, weight, b if bias else None, float32_rows=5)
-    torch.testing.assert_close(direct, by_float32, atol=0.02, rtol=0.02)

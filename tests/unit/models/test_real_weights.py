@@ -29,8 +29,9 @@ def oracle(directory):
     return oracle_of(directory).model
 
 
-def test_float32_logits_match(directory, tokenizer, oracle):
-    driver = StepDriver(make_worker(directory), pool_bytes=64 << 20, poison=True)
+@pytest.mark.parametrize("backend", ["auto", pytest.param("reference", marks=pytest.mark.soak)])
+def test_float32_logits_match(directory, tokenizer, oracle, backend):
+    driver = StepDriver(make_worker(directory, attention_backend=backend), pool_bytes=64 << 20, poison=True)
     runner, hidden = driver.worker.runner, []
     forward = runner._forward
     runner._forward = lambda flat: hidden.append(forward(flat)) or hidden[-1]

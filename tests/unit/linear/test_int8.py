@@ -1,0 +1,129 @@
+"""Products of int8 against whole numbers: exact, whatever the processor and whatever else is in the batch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from girih.linear._products import EXACT_COLUMNS, X_STEPS
+from girih.linear.int8 import Int8Matrix, quantise
+from tests.unit.linear.test_cpu import numbers
+
+AVX2 = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx,+avx2,+fma,+sse4.2"}
+
+
+def steps(weight):
+    """Return a matrix' whole numbers and scales, made by numpy in the plainest way."""
+    scales = np.abs(weight).max(axis=1) / np.float32(127)
+    return np.rint(weight / np.where(scales > 0, scales, 1)[:, None]).astype(np.int64), scales
+
+
+def expected(x, weight):
+    """Return products of rounded numbers: exact sums of up to 1024, in float32 from there, in the kernel's order."""
+    q, w_scales = steps(weight)
+    top = np.abs(x).max(axis=1)
+    inverse = np.where(top > 0, np.float32(X_STEPS) / np.where(top > 0, top, 1), 0).astype(np.float32)
+    rows, sums = np.rint(x * inverse[:, None]).astype(np.int64), np.float32(0)
+    for first in range(0, x.shape[1], EXACT_COLUMNS):
+        part = slice(first, first + EXACT_COLUMNS)
+        sums = sums + (rows[:, part] @ q[:, part].T).astype(np.float32)
+    return sums * w_scales * (top / np.float32(X_STEPS))[:, None]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 70), st.integers(1, 200), st.integers(1, 150) | st.integers(1000, 2100), st.integers(0, 99))
+def test_products_are_those_of_the_rounded_numbers_to_the_bit(num_rows, num_columns, size, seed):
+    x, weight = numbers(num_rows, size, seed=seed), numbers(num_columns, size, seed=seed + 100)
+    result = Int8Matrix(weight).product(x)
+    assert np.array_equal(result.numpy(), expected(x.numpy(), weight.numpy()))
+
+
+@pytest.mark.parametrize("size", [64, 1536, 5000])
+@pytest.mark.parametrize(("x_sign", "weight_sign"), [(1, 1), (1, -1), (-1, 1), (-1, -1)])
+def test_nothing_saturates_where_all_numbers_are_as_large_as_they_can_be(size, x_sign, weight_sign):
+    x, weight = torch.full((5, size), 3.0 * x_sign), torch.full((70, size), 0.5 * weight_sign)
+    torch.testing.assert_close(Int8Matrix(weight).product(x), x @ weight.T, rtol=1e-6, atol=0)
+
+
+def test_a_row_has_the_same_bits_alone_and_in_any_batch():
+    matrix, x = Int8Matrix(numbers(130, 96)), numbers(150, 96, seed=1)
+    x[7] *= 100
+    x[9] = 0
+    whole = matrix.product(x)
+    for num_rows in (1, 2, 3, 4, 31, 64, 65, 149):
+        assert torch.equal(matrix.product(x[:num_rows]), whole[:num_rows])
+    for row in (0, 7, 9, 149):
+        assert torch.equal(matrix.product(x[row : row + 1]), whole[row : row + 1])
+    assert not whole[9].any()
+
+
+def test_one_large_row_takes_nothing_from_the_others():
+    weight, x = numbers(64, 256), numbers(16, 256, seed=1)
+    x[3] *= 100
+    exact = x @ weight.T
+    error = (Int8Matrix(weight).product(x) - exact).norm(dim=1) / exact.norm(dim=1)
+    assert error.max() < 0.02
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite_gives_no_number_and_harms_no_other(wrong):
+    matrix, x = Int8Matrix(numbers(20, 48)), numbers(3, 48, seed=1)
+    x[1, 5] = wrong
+    result = matrix.product(x)
+    assert result[1].isnan().all()
+    assert torch.equal(result[::2], matrix.product(x[::2]))
+
+
+def test_the_number_of_threads_changes_no_bit():
+    matrix, x = Int8Matrix(numbers(1200, 256)), numbers(90, 256, seed=1)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for num_threads in (1, 2, 5):
+            torch.set_num_threads(num_threads)
+            results.append(matrix.product(x))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_bias_and_dtypes_are_those_of_other_forms():
+    weight, x = numbers(20, 48, dtype=torch.bfloat16), numbers(3, 48, seed=1, dtype=torch.bfloat16)
+    bias, matrix = numbers(20, seed=2, dtype=torch.bfloat16), Int8Matrix(weight)
+    exact = matrix.product(x, dtype=torch.float32)
+    assert exact.dtype == torch.float32
+    assert torch.equal(matrix.product(x, bias), (exact + bias).bfloat16())
+
+
+def test_rows_looked_up_are_those_that_are_multiplied():
+    weight = numbers(100, 40, dtype=torch.bfloat16)
+    rows = Int8Matrix(weight).rows(torch.tensor([99, 0, 63, 64]))
+    q, scales = steps(weight.float().numpy())
+    picked = [99, 0, 63, 64]
+    assert rows.dtype == torch.bfloat16
+    assert torch.equal(rows, torch.from_numpy(q[picked].astype(np.float32) * scales[picked, None]).bfloat16())
+
+
+def test_rounding_is_to_the_nearest_and_ties_to_the_even_number():
+    whole, scales = quantise(torch.tensor([[16383.0, -16383.0, 0.5, 1.5, -2.5, 0.4]]))
+    assert whole[0, :6].tolist() == [16383, -16383, 0, 2, -2, 0]
+    assert scales.tolist() == [1.0]
+
+
+def test_a_processor_of_another_kind_computes_the_same(tmp_path):
+    script = Path(__file__).with_name("save_products.py")
+    results = []
+    for name, settings_of in (("own", {}), ("avx2", AVX2)):
+        environment = os.environ | settings_of
+        if settings_of:
+            environment["NUMBA_CACHE_DIR"] = str(tmp_path / "cache")
+        subprocess.run([sys.executable, script, tmp_path / f"{name}.npy"], check=True, env=environment)
+        results.append(np.load(tmp_path / f"{name}.npy"))
+    assert np.array_equal(*results)
