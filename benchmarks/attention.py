@@ -7,7 +7,8 @@
 A decode step reads every key and value once, so it can be no faster than memory. What memory gives is measured in the
 same run: the sum of 512 MiB of float32. Cases take turns, and the best time of each counts, as other programs may run.
 Each round a case finds the cache as it was left by all others, that is out of the processor's caches where these are
-smaller than all cases together. The mark: `cpu` decodes at 60 % of the read bandwidth; the exit code is 1 if not.
+smaller than all cases together. Rows that share their first tokens read them together: these count in milliseconds,
+beside as many rows that share none. The mark: `cpu` decodes at 60 % of the read bandwidth; the exit code is 1 if not.
 """
 
 from __future__ import annotations
@@ -43,15 +44,40 @@ class Shape:
 SHAPES = {"smollm2": Shape(9, 3, 64), "gemma": Shape(4, 1, 256), "llama-8b": Shape(32, 8, 128)}
 DEFAULT_SHAPES = ("smollm2", "gemma")
 DTYPES = ("float32", "bfloat16", "int8")
-# name -> rows, tokens computed before, new tokens
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rows of a step, all alike.
+
+    Args:
+        rows: how many.
+        computed: tokens that each has computed before.
+        new: tokens that each computes.
+        shared: its first tokens, that all have in common.
+    """
+
+    rows: int
+    computed: int
+    new: int
+    shared: int = 0
+
+
 STEPS = {
-    "decode 16 x 1024": (16, 1023, 1),
-    "decode 1 x 16384": (1, 16_383, 1),
-    "prefill 512": (1, 0, 512),
-    "prefill 2048": (1, 0, 2048),
-    "prefill 512 after 4096": (1, 4096, 512),
+    "decode 16 x 1024": Step(16, 1023, 1),
+    "decode 1 x 16384": Step(1, 16_383, 1),
+    "decode 64 x 1024": Step(64, 1023, 1),
+    "decode 64 x 1024, shared 768": Step(64, 1023, 1, shared=768),
+    "prefill 512": Step(1, 0, 512),
+    "prefill 2048": Step(1, 0, 2048),
+    "prefill 512 after 4096": Step(1, 4096, 512),
 }
-QUICK_STEPS = {"decode 4 x 100": (4, 99, 1), "decode 1 x 1100": (1, 1099, 1), "prefill 40 after 20": (1, 20, 40)}
+QUICK_STEPS = {
+    "decode 4 x 100": Step(4, 99, 1),
+    "decode 4 x 100, shared 64": Step(4, 99, 1, shared=64),
+    "decode 1 x 1100": Step(1, 1099, 1),
+    "prefill 40 after 20": Step(1, 20, 40),
+}
 
 
 @dataclass
@@ -64,7 +90,7 @@ class Result:
         kv_dtype: of the cache.
         backend: its name.
         milliseconds: the best time of one layer.
-        gb_per_s: keys and values of the context over the best time; of decode steps.
+        gb_per_s: keys and values of the context over the best time; of decode steps that share nothing.
         fraction: of the read bandwidth.
     """
 
@@ -92,12 +118,13 @@ def make_cache(shape: Shape, kv_dtype: str, num_blocks: int) -> KVCacheView:
 
 
 def make_step(
-    backend: AttentionBackend, shape: Shape, cache: KVCacheView, step: tuple[int, int, int]
+    backend: AttentionBackend, shape: Shape, cache: KVCacheView, step: Step
 ) -> tuple[Callable[[], object], int]:
     """Return a function that attends as one layer does, and the bytes of keys and values that it reads."""
-    rows, computed, new = step
+    rows, computed, new = step.rows, step.computed, step.new
     width = -(-(computed + new) // BLOCK_SIZE)
     table = np.random.default_rng(0).permutation(rows * width).reshape(rows, width).astype(np.int32)
+    table[:, : step.shared // BLOCK_SIZE] = table[0, : step.shared // BLOCK_SIZE]
     positions = torch.arange(computed, computed + new)
     slots = torch.from_numpy(table.astype(np.int64))[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     metadata = GroupMetadata(np.arange(rows + 1) * new, np.full(rows, computed), table, slots.ravel())
@@ -122,14 +149,14 @@ def best_times(cases: Sequence[Callable[[], object]], rounds: int) -> list[float
 
 
 def measure(
-    backends: Sequence[str], shapes: Sequence[str], dtypes: Sequence[str], steps: dict[str, tuple[int, int, int]],
+    backends: Sequence[str], shapes: Sequence[str], dtypes: Sequence[str], steps: dict[str, Step],
     read_bytes: int, rounds: int,
 ) -> tuple[float, list[Result]]:  # fmt: skip
     """Return the read bandwidth in GB/s and a result for each case."""
     memory = torch.ones(read_bytes // 4)
     cases: list[Callable[[], object]] = [memory.sum]
     results, sizes = [], []
-    num_blocks = max(rows * -(-(computed + new) // BLOCK_SIZE) for rows, computed, new in steps.values())
+    num_blocks = max(step.rows * -(-(step.computed + step.new) // BLOCK_SIZE) for step in steps.values())
     for shape in shapes:
         for kv_dtype in dtypes:
             cache = make_cache(SHAPES[shape], kv_dtype, num_blocks)
@@ -145,7 +172,7 @@ def measure(
     bandwidth = memory.nbytes / bandwidth / 1e9
     for result, size, best in zip(results, sizes, seconds, strict=True):
         result.milliseconds = best * 1e3
-        if result.step.startswith("decode"):
+        if result.step.startswith("decode") and not steps[result.step].shared:
             result.gb_per_s = size / best / 1e9
             result.fraction = result.gb_per_s / bandwidth
     return bandwidth, results
@@ -154,10 +181,10 @@ def measure(
 def print_table(bandwidth: float, results: Sequence[Result]) -> None:
     """Print a line for each case."""
     print(f"read bandwidth {bandwidth:.1f} GB/s on {torch.get_num_threads()} threads")
-    print(f"{'step':24}{'shape':10}{'kv dtype':10}{'backend':12}{'ms':>9}{'GB/s':>8}{'fraction':>10}")
+    print(f"{'step':30}{'shape':10}{'kv dtype':10}{'backend':12}{'ms':>9}{'GB/s':>8}{'fraction':>10}")
     for r in results:
         rate = "" if r.gb_per_s is None else f"{r.gb_per_s:8.2f}{r.fraction:10.2f}"
-        print(f"{r.step:24}{r.shape:10}{r.kv_dtype:10}{r.backend:12}{r.milliseconds:9.3f}{rate}")
+        print(f"{r.step:30}{r.shape:10}{r.kv_dtype:10}{r.backend:12}{r.milliseconds:9.3f}{rate}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

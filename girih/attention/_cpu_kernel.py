@@ -10,7 +10,9 @@ are cut at fixed positions, so that a token's result has the same bits whatever 
 was cut into steps and items, and whatever number of threads there is.
 
 An item of work is a few queries over some partitions. Items of a row that is split have one partition each, and who
-ends the last of them merges them all, in order. Scores are in units of log2, so that the exponential is a power of two.
+ends the last of them merges them all, in order. Items that rows share are done before all others: queries of several
+rows over a partition, or its beginning; the rows' own items merge what these gave, and go on with the last of it.
+Scores are in units of log2, so that the exponential is a power of two.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from girih.attention._cpu_tile import (
     JOB,
     LANES_BYTES,
     NOTHING,
+    PART,
+    PARTITION_TOKENS,
     add_tile,
     clear,
     inner_padded,
@@ -51,8 +55,6 @@ from girih.kernels.lanes import (
     total,
 )
 
-PARTITION_TOKENS = 512
-
 
 def partial_bytes(num_queries: int, num_heads: int, v_head_size: int) -> int:
     """Return the bytes of what a partition gives: for each query and head 16 times score and sum, and values."""
@@ -72,6 +74,14 @@ def _start(partials: int, num_partials: int, v_size: int) -> None:
         partial = partials + i * (2 * LANES + v_size) * F4_BYTES
         store(partial, splat(NOTHING))
         clear(partial + LANES_BYTES, LANES_BYTES + v_size * F4_BYTES)
+
+
+@inner
+def _shared_partials(job: Any, part: int, head: int, partial_bytes: int) -> int:
+    """Return where a row's results of a shared item and key head are."""
+    given = array_at(job.parts, part + 1, PART)[part]
+    place = (head * given.num_queries + given.query) * job.heads_per_kv_head
+    return job.shared + given.item * job.shared_bytes + place * partial_bytes
 
 
 @inner
@@ -96,23 +106,49 @@ def _finish(job: Any, item: Any, results: int) -> None:
     """Write the outputs of an item's queries."""
     v_size, group = inner_padded(job.v_head_size), job.heads_per_kv_head
     num_pairs = item.num_queries * group
+    order = array_at(job.order, job.num_tokens, np.int64)
     for i in range(num_pairs * job.num_kv_heads):
         head, pair = i // num_pairs, i % num_pairs
         result = results + i * (2 * LANES + v_size) * F4_BYTES
         weights = total(load(result + LANES_BYTES))
         values = array_at(result + 2 * LANES_BYTES, job.v_head_size, np.float32)
-        place = ((item.token + pair // group) * job.num_kv_heads + head) * group + pair % group
+        place = (order[item.token + pair // group] * job.num_kv_heads + head) * group + pair % group
         output = array_at(job.output + place * job.v_head_size * F4_BYTES, job.v_head_size, np.float32)
         for d in range(job.v_head_size):
             output[d] = values[d] / weights
 
 
 @inner
+def _start_results(job: Any, item: Any, results: int) -> None:
+    """Make results those of the whole partitions that others have computed."""
+    v_size, group = inner_padded(job.v_head_size), job.heads_per_kv_head
+    partial_bytes = (2 * LANES + v_size) * F4_BYTES
+    _start(results, item.num_queries * group * job.num_kv_heads, v_size)
+    for part in range(item.part, item.part + item.num_parts - item.goes_on):
+        for head in range(job.num_kv_heads):
+            at = results + head * group * partial_bytes
+            _merge(at, _shared_partials(job, part, head, partial_bytes), group, v_size)
+
+
+@inner
+def _start_partition(job: Any, item: Any, first: int, partials: int) -> None:
+    """Make partial results those of what others have computed of a partition: of the keys before `first`, if any."""
+    v_size, group = inner_padded(job.v_head_size), job.heads_per_kv_head
+    if not item.goes_on or first % PARTITION_TOKENS == 0:
+        _start(partials, item.num_queries * group * job.num_kv_heads, v_size)
+        return
+    num_bytes = group * (2 * LANES + v_size) * F4_BYTES
+    for head in range(job.num_kv_heads):
+        given = _shared_partials(job, item.part + item.num_parts - 1, head, (2 * LANES + v_size) * F4_BYTES)
+        for at in range(0, num_bytes, LANES_BYTES):
+            store(partials + head * num_bytes + at, load(given + at))
+
+
+@inner
 def _partition(job: Any, item: Any, kind: Any, first: int, stop: int, scratch: int, partials: int) -> None:
     """Compute what keys first .. stop, of one partition, give to the item's queries."""
     width = job.tile_tokens
-    num_heads = job.heads_per_kv_head * job.num_kv_heads
-    _start(partials, item.num_queries * num_heads, inner_padded(job.v_head_size))
+    _start_partition(job, item, first, partials)
     while first < stop:
         start = first // width * width
         for head in range(job.num_kv_heads):
@@ -127,15 +163,18 @@ def _item(job: Any, items: Any, index: int, kind: Any, scratch: int, room: int) 
     v_size, num_heads = inner_padded(job.v_head_size), job.heads_per_kv_head * job.num_kv_heads
     num_partials = item.num_queries * num_heads
     num_bytes = num_partials * (2 * LANES + v_size) * F4_BYTES
+    if job.is_shared:
+        _partition(job, item, kind, item.first, item.stop, scratch, job.shared + index * job.shared_bytes)
+        return
     if item.num_split:
         _partition(job, item, kind, item.first, item.stop, scratch, job.partials + index * job.partial_bytes)
         if fetch_add(job.counters + (2 + item.split) * 8, 1) + 1 < item.num_split:
             return
-        _start(room, num_partials, v_size)
+        _start_results(job, item, room)
         for other in range(item.split, item.split + item.num_split):
             _merge(room, job.partials + other * job.partial_bytes, num_partials, v_size)
     else:
-        _start(room, num_partials, v_size)
+        _start_results(job, item, room)
         first = item.first
         while first < item.stop:
             stop = min(item.stop, first // PARTITION_TOKENS * PARTITION_TOKENS + PARTITION_TOKENS)

@@ -47,6 +47,9 @@ TILE_BYTES = 16 << 10
 
 MAX_TILE_TOKENS = 64
 
+PARTITION_TOKENS = 512
+"""What these give is merged in order; a multiple of any tile's tokens."""
+
 F4 = np.float32
 F4_BYTES = 4
 LANES_BYTES = LANES * F4_BYTES
@@ -58,13 +61,18 @@ ITEM = np.dtype(
         (name, np.int64)
         for name in (
             "row",  # of the block table
-            "token", "num_queries",  # in the batch: its first query, and how many
+            "token", "num_queries",  # as queries are laid out: its first one, and how many
             "position",  # of the first query
             "first", "stop",  # positions of the keys
             "split", "num_split",  # first of the items that are merged, and their number; 0 if there is only this one
+            "part", "num_parts",  # what others have computed of the partitions before: first and number
+            "goes_on",  # whether the last part is only the beginning of a partition, which is for the row to end
         )
     ]
 )  # fmt: skip
+
+PART = np.dtype([(name, np.int64) for name in ("item", "query", "num_queries")])
+"""Where a row finds what a shared item gave: its number, which of its queries, and how many it has."""
 
 JOB = np.dtype(
     [
@@ -79,6 +87,9 @@ JOB = np.dtype(
             "window", "tile_tokens",  # tokens that a query sees; see `tile_tokens`
             "block_table", "table_width",  # address: int32 [num_rows, table_width]
             "items", "num_items",  # address: ITEM [num_items]
+            "order",  # address: int64 [num_tokens], token of each query as they are laid out
+            # whether items are shared ones; addresses: PART of each row, [shared items, shared_bytes]
+            "is_shared", "parts", "shared", "shared_bytes",
             "counters",  # address: int64 [2 + num_items], zeros: threads, items taken, items done of each split
             # addresses: [num_items, partial_bytes] if any is split; [threads, scratch_bytes]
             "partials", "partial_bytes", "scratch", "scratch_bytes",

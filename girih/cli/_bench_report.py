@@ -62,7 +62,18 @@ def _throughput(figures: Figures) -> Report:
     rate, in_all = figures["output_tokens_per_s"], figures["total_tokens_per_s"]
     between = f"from {rate['min']:.1f} to {rate['max']:.1f}"
     lines.append(("median", f"{rate['median']:.1f} output tokens/s ({between}), {in_all['median']:.1f} in all"))
+    for rank, entry in enumerate(figures["profile"] or []):
+        lines += _profile(f"worker {rank}" if len(figures["profile"]) > 1 else "a step", entry)
     return f"{_work(figures)}, all at once", lines, "output tokens/s", bars
+
+
+def _profile(who: str, entry: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Say where the time of a worker's steps goes, the most first."""
+    steps, whole_s = max(1, entry["num_steps"]), sum(entry["seconds"].values()) or 1.0
+    lines = [(who, f"{1000 * whole_s / steps:.2f} ms, the mean of {entry['num_steps']} steps")]
+    for part, seconds in sorted(entry["seconds"].items(), key=lambda item: -item[1]):
+        lines.append((f"  {part}", f"{1000 * seconds / steps:.2f} ms, {seconds / whole_s:.0%}"))
+    return lines
 
 
 def _latency(figures: Figures) -> Report:

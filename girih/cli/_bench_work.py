@@ -57,54 +57,38 @@ class Work:
             )
 
 
-def measure_throughput(llm: LLM, work: Work, rounds: int, progress: Progress) -> Figures:
+def measure_throughput(llm: LLM, progress: Progress, *, work: Work, rounds: int, profile: bool) -> Figures:
     """Serve all requests at once, several times; a short request before that does not count.
 
     Args:
         llm: the engine.
+        progress: told of finished requests.
         work: of every round; the prompts are others each time, so that no round finds those of another cached.
         rounds: how often.
-        progress: told of finished requests.
+        profile: do it once more, and find where the workers' time goes.
 
     Raises:
         GirihError: a request that is too long, or that the engine could not serve.
     """
     work.check(llm.max_model_len)
     _warm_up(llm.core, work, progress)
-    found = []
-    for i in range(rounds):
-        prompts = _prompts(llm.core, work, stream=1 + i)
-        stage = f"round {1 + i} of {rounds}"
-        progress(stage, 0, work.requests)
-        start = time.perf_counter()
-        outputs = llm.generate(prompts, _params(work.output_tokens), progress=lambda *done: progress(stage, *done))  # noqa: B023
-        seconds = time.perf_counter() - start
-        for output in outputs:
-            if output.error is not None:
-                raise RequestError(output.error)
-        output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-        found.append(
-            {
-                "seconds": seconds,
-                "output_tokens_per_s": output_tokens / seconds,
-                "total_tokens_per_s": (work.requests * work.input_tokens + output_tokens) / seconds,
-            }
-        )
+    found = [_timed_round(llm, work, i, f"round {i} of {rounds}", progress) for i in range(1, rounds + 1)]
     return {
         **vars(work),
         "rounds": found,
         **{name: spread([entry[name] for entry in found]) for name in ("output_tokens_per_s", "total_tokens_per_s")},
+        "profile": _profile(llm, work, rounds + 1, progress) if profile else None,
     }
 
 
-def measure_latency(llm: LLM, work: Work, concurrency: int, progress: Progress) -> Figures:
+def measure_latency(llm: LLM, progress: Progress, *, work: Work, concurrency: int) -> Figures:
     """Serve so many requests at a time, each coming when another has ended, and time every token.
 
     Args:
         llm: the engine.
+        progress: told of finished requests.
         work: all requests; a short one before them does not count.
         concurrency: requests in progress at any time.
-        progress: told of finished requests.
 
     Raises:
         GirihError: a request that is too long, or that the engine could not serve.
@@ -145,6 +129,35 @@ def percentiles(values: Sequence[float | None]) -> dict[str, float]:
     """Return the mean of values and what so many of a hundred stay at or below, e.g. "p90"."""
     found = np.asarray(values, np.float64)
     return {"mean": float(found.mean()), **{f"p{p}": float(np.percentile(found, p)) for p in PERCENTILES}}
+
+
+def _timed_round(llm: LLM, work: Work, number: int, stage: str, progress: Progress) -> dict[str, float]:
+    """Serve all requests at once, with prompts that the number decides."""
+    prompts = _prompts(llm.core, work, stream=number)
+    progress(stage, 0, work.requests)
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, _params(work.output_tokens), progress=lambda *done: progress(stage, *done))
+    seconds = time.perf_counter() - start
+    for output in outputs:
+        if output.error is not None:
+            raise RequestError(output.error)
+    output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+    return {
+        "seconds": seconds,
+        "output_tokens_per_s": output_tokens / seconds,
+        "total_tokens_per_s": (work.requests * work.input_tokens + output_tokens) / seconds,
+    }
+
+
+def _profile(llm: LLM, work: Work, number: int, progress: Progress) -> list[dict[str, Any]]:
+    """Return, for each worker by rank, its steps in one more round and the seconds of their parts."""
+    call_workers = llm.core.executor.collective_rpc
+    call_workers("start_profile")
+    try:
+        _timed_round(llm, work, number, "round with a profile", progress)
+    finally:
+        found = call_workers("stop_profile")
+    return [{"num_steps": times.num_steps, "seconds": times.seconds} for times in found]
 
 
 def _params(output_tokens: int) -> SamplingParams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -12,7 +13,7 @@ from girih.cli._options import build, with_options
 from girih.config import EngineConfig
 
 if TYPE_CHECKING:
-    from girih.cli._bench_work import Figures
+    from girih.cli._bench_work import Figures, Progress
     from girih.engine.llm import LLM
 
 Requests = Annotated[int, typer.Option("--requests", min=1, help="How many requests.")]
@@ -37,6 +38,7 @@ def throughput(
     input_tokens: InputTokens = 128,
     output_tokens: OutputTokens = 64,
     rounds: Rounds = 3,
+    profile: Annotated[bool, typer.Option("--profile", help="Also find where the time of a step goes.")] = False,
     json_output: Json = False,
     plot: Plot = None,
     **options: Any,
@@ -48,7 +50,8 @@ def throughput(
     from girih.cli._bench_work import Work, measure_throughput
 
     work = Work(requests, input_tokens, output_tokens)
-    _measure("throughput", options, json_output, plot, lambda llm, bar: measure_throughput(llm, work, rounds, bar))
+    measure = partial(measure_throughput, work=work, rounds=rounds, profile=profile)
+    _measure("throughput", options, json_output, plot, measure)
 
 
 @command.command("latency")
@@ -69,7 +72,7 @@ def latency(
     from girih.cli._bench_work import Work, measure_latency
 
     work = Work(requests, input_tokens, output_tokens)
-    _measure("latency", options, json_output, plot, lambda llm, bar: measure_latency(llm, work, concurrency, bar))
+    _measure("latency", options, json_output, plot, partial(measure_latency, work=work, concurrency=concurrency))
 
 
 @command.command("startup")
@@ -102,7 +105,7 @@ def _measure(
     options: Mapping[str, Any],
     json_output: bool,
     plot: Path | None,
-    measure: Callable[[LLM, Callable[[str, int, int], None]], Figures],
+    measure: Callable[[LLM, Progress], Figures],
 ) -> None:
     """Start an engine, measure it and say what was found."""
     config = build(EngineConfig, options)

@@ -27,8 +27,9 @@ from numba.np.arrayobj import populate_array
 from girih.kv.compiled import inner
 
 __all__ = [
-    "LANES", "add", "array_at", "divide", "exp2", "fetch_add", "inner", "keep", "larger", "largest", "load",
-    "load_some", "multiply", "multiply_add", "prefetch", "splat", "store", "store_some", "subtract", "total",
+    "LANES", "add", "array_at", "bytes_of", "divide", "exp2", "fetch_add", "inner", "keep", "larger", "largest",
+    "load", "load_as", "load_some", "multiply", "multiply_add", "prefetch", "rounded", "splat", "store", "store_as",
+    "store_some", "subtract", "total",
     "BITS", "FLOAT", "INT", "VECTOR", "constant", "fma", "intrinsic", "place", "pointer", "read", "spread", "sum_each",
 ]  # fmt: skip
 
@@ -137,6 +138,27 @@ def _widen(builder: Any, numbers: Any, kind: Any) -> Any:
     return builder.bitcast(shifted, VECTOR)
 
 
+def _narrow(builder: Any, lanes: Any, kind: Any) -> Any:
+    """Round to the nearest number of a type, of two as near to the even one; NaN stays NaN."""
+    if kind == types.float32:
+        return lanes
+    assert kind == types.uint16, kind
+    bits = builder.bitcast(lanes, BITS)
+    upper = builder.lshr(bits, ir.Constant(BITS, [16] * LANES))
+    odd = builder.and_(upper, ir.Constant(BITS, [1] * LANES))
+    bits = builder.add(bits, builder.add(odd, ir.Constant(BITS, [0x7FFF] * LANES)))
+    upper = builder.lshr(bits, ir.Constant(BITS, [16] * LANES))
+    is_nan = builder.fcmp_unordered("uno", lanes, lanes)
+    return builder.trunc(
+        builder.select(is_nan, ir.Constant(BITS, [0x7FC0] * LANES), upper), ir.VectorType(ir.IntType(16), LANES)
+    )
+
+
+def _suffix(kind: Any) -> str:
+    """Return what LLVM calls 16 numbers of a type."""
+    return f"v{LANES}{'f' if kind == types.float32 else 'i'}{kind.bitwidth}"
+
+
 @intrinsic
 def prefetch(_typing: Any, address: Any) -> Any:
     """Have the 64 bytes around an address brought near; any address will do."""
@@ -169,30 +191,76 @@ def store(_typing: Any, address: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def load_some(_typing: Any, address: Any, count: Any) -> Any:
-    """Return the first `count` float32 of 16 at an address, zeros in place of the others, which are not read."""
-
-    def _read_some(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        at, mask = pointer(builder, args[0], VECTOR), _first(builder, args[1])
-        kind = ir.FunctionType(VECTOR, [at.type, INT, mask.type, VECTOR])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.load.v16f32.p0")
-        return builder.call(function, (at, INT(4), mask, constant(0.0)))
-
-    return _LANES(types.int64, types.int64), _read_some
+def bytes_of(_typing: Any, kind: Any) -> Any:
+    """Return the bytes of a number of a type, `np.float32` or `np.uint16` (bfloat16)."""
+    size = kind.instance_type.bitwidth // 8
+    return types.int64(kind), lambda _context, _builder, _signature, _args: ir.Constant(ir.IntType(64), size)
 
 
 @intrinsic
-def store_some(_typing: Any, address: Any, lanes: Any, count: Any) -> Any:
-    """Write the first `count` of 16 numbers to an address, as float32; nothing behind them changes."""
+def load_as(_typing: Any, address: Any, kind: Any) -> Any:
+    """Return 16 numbers of a type at an address."""
+    return _LANES(types.int64, kind), lambda _context, builder, _signature, args: read(
+        builder, args[0], kind.instance_type
+    )
 
-    def _write_some(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        at, mask = pointer(builder, args[0], VECTOR), _first(builder, args[2])
-        kind = ir.FunctionType(ir.VoidType(), [VECTOR, at.type, INT, mask.type])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.store.v16f32.p0")
-        builder.call(function, (args[1], at, INT(4), mask))
+
+@intrinsic
+def store_as(_typing: Any, address: Any, lanes: Any, kind: Any) -> Any:
+    """Write 16 numbers to an address, rounded to a type."""
+    element = kind.instance_type
+
+    def _write(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        numbers = _narrow(builder, args[1], element)
+        builder.store(numbers, pointer(builder, args[0], numbers.type), align=element.bitwidth // 8)
         return context.get_dummy_value()
 
-    return types.void(types.int64, _LANES, types.int64), _write_some
+    return types.void(types.int64, _LANES, kind), _write
+
+
+@intrinsic
+def load_some(_typing: Any, address: Any, count: Any, kind: Any) -> Any:
+    """Return the first `count` of 16 numbers of a type at an address, zeros for the others, which are not read."""
+    element = kind.instance_type
+
+    def _read_some(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        vector = ir.VectorType(_element_type(element), LANES)
+        at, mask = pointer(builder, args[0], vector), _first(builder, args[1])
+        function_type = ir.FunctionType(vector, [at.type, INT, mask.type, vector])
+        name = f"llvm.masked.load.{_suffix(element)}.p0"
+        function = cgutils.get_or_insert_function(builder.module, function_type, name)
+        numbers = builder.call(function, (at, INT(element.bitwidth // 8), mask, ir.Constant(vector, None)))
+        return _widen(builder, numbers, element)
+
+    return _LANES(types.int64, types.int64, kind), _read_some
+
+
+@intrinsic
+def store_some(_typing: Any, address: Any, lanes: Any, count: Any, kind: Any) -> Any:
+    """Write the first `count` of 16 numbers to an address, rounded to a type; nothing behind them changes."""
+    element = kind.instance_type
+
+    def _write_some(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        numbers = _narrow(builder, args[1], element)
+        at, mask = pointer(builder, args[0], numbers.type), _first(builder, args[2])
+        function_type = ir.FunctionType(ir.VoidType(), [numbers.type, at.type, INT, mask.type])
+        name = f"llvm.masked.store.{_suffix(element)}.p0"
+        function = cgutils.get_or_insert_function(builder.module, function_type, name)
+        builder.call(function, (numbers, at, INT(element.bitwidth // 8), mask))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, _LANES, types.int64, kind), _write_some
+
+
+@intrinsic
+def rounded(_typing: Any, lanes: Any, kind: Any) -> Any:
+    """Return 16 numbers as they would be read after `store_as`."""
+    element = kind.instance_type
+
+    def _round(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return _widen(builder, _narrow(builder, args[0], element), element)
+
+    return _LANES(_LANES, kind), _round
 
 
 @intrinsic

@@ -39,6 +39,9 @@ class Residual:
     def value(self) -> torch.Tensor:
         """Return the stream, [num_tokens, hidden_size]."""
         if self._delta is not None:
-            self._x = self._x + (self._delta if self._after is None else self._after(self._delta))
+            if self._after is None:
+                self._x = self._x + self._delta
+            else:
+                self._x = self._after.operations.add(self._x, self._delta, self._after)
             self._delta = None
         return self._x

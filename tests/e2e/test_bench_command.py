@@ -42,6 +42,19 @@ def test_throughput_counts_output_and_all_tokens_of_every_round(model):
     assert "round 2 of 2" in stderr
 
 
+def test_a_profile_says_where_the_time_of_the_steps_goes(model):
+    arguments = [*SMALL, "--rounds", "1", "--profile", "--executor", "multiproc", "--pipeline-parallel-size", "2"]
+    profiles = json.loads(bench("throughput", model, *arguments, "--json")[0])["profile"]
+    assert len(profiles) == 2
+    for entry in profiles:
+        assert entry["num_steps"] >= 4  # a prompt and three tokens, at least
+        assert {"linear", "attention", "sampling", "other"} <= entry["seconds"].keys()
+        assert all(seconds >= 0 for seconds in entry["seconds"].values())
+    text, _ = bench("throughput", model, *SMALL, "--rounds", "1", "--profile")
+    assert "a step" in text
+    assert "  linear" in text
+
+
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_latency_times_each_token_of_each_request(model, concurrency):
     answer = json.loads(bench("latency", model, *SMALL, "--concurrency", concurrency, "--json")[0])

@@ -133,6 +133,14 @@ def test_requests_of_one_step_share_pages(directory, expected, oracle):
     check_outputs(oracle, outputs)
 
 
+def test_requests_read_a_prefix_together(directory, expected, oracle):
+    with make_llm(directory) as llm:
+        outputs = llm.generate([prompt(90) + prompt(7 * i + 1, i) for i in range(4)], GREEDY)
+    assert [output.num_cached_tokens for output in outputs] == [0, 88, 88, 88]
+    assert [tokens(output) for output in outputs] == [expected(output.prompt_token_ids) for output in outputs]
+    check_outputs(oracle, outputs)
+
+
 def test_after_preemption(directory, expected, oracle):
     prompts = [prompt(30, seed) for seed in range(5)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=5)

@@ -1,4 +1,7 @@
-"""The operations of a layer in float32, compiled. Threads take some rows at a time; no row knows of another."""
+"""The operations of a layer, compiled. Threads take some rows at a time; no row knows of another.
+
+All arithmetic is in float32. In bfloat16 what torch would round between two operations is rounded here, too.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,29 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from girih.kernels.kernel import Kernel
 from girih.kernels.lanes import (
     LANES,
     add,
+    bytes_of,
     divide,
     exp2,
     fetch_add,
     inner,
     larger,
-    load,
+    load_as,
     load_some,
     multiply,
     multiply_add,
+    rounded,
     splat,
-    store,
+    store_as,
     store_some,
     subtract,
     total,
 )
-
-F4_BYTES = 4
-LANES_BYTES = LANES * F4_BYTES
 
 
 def _record(*names: str) -> np.dtype[Any]:
@@ -40,7 +43,7 @@ def _record(*names: str) -> np.dtype[Any]:
 NORM_JOB = _record(
     "x", "delta", "normed", "size",  # addresses [num_rows, size]; delta: 0 for none
     "after", "after_eps", "after_offset",  # address of weights [size], 0 for none; the offset is added to them
-    "norm", "norm_eps", "norm_offset",
+    "norm", "norm_eps", "norm_offset",  # 0 for none: only add
 )  # fmt: skip
 
 HEADS_JOB = _record(
@@ -52,6 +55,8 @@ HEADS_JOB = _record(
 
 GATE_JOB = _record("merged", "gated", "size")  # addresses [num_rows, 2 * size] and [num_rows, size]
 
+_SILU, _GELU = 0, 1
+
 _LOG2_E = np.float32(math.log2(math.e))
 _TWICE_SQRT_2_PI = np.float32(2 * math.sqrt(2 / math.pi))
 _GELU_CUBE = np.float32(0.044715)
@@ -59,19 +64,19 @@ _LEAST_POWER = np.float32(-126)
 
 
 @inner
-def _read(at: int, room: int) -> Any:
+def _read(at: int, room: int, kind: Any) -> Any:
     """Return 16 numbers at an address, or as many as there is room for, and zeros."""
     if room >= LANES:
-        return load(at)
-    return load_some(at, room)
+        return load_as(at, kind)
+    return load_some(at, room, kind)
 
 
 @inner
-def _write(at: int, lanes: Any, room: int) -> None:
+def _write(at: int, lanes: Any, room: int, kind: Any) -> None:
     if room >= LANES:
-        store(at, lanes)
+        store_as(at, lanes, kind)
     else:
-        store_some(at, lanes, room)
+        store_some(at, lanes, room, kind)
 
 
 @inner
@@ -81,88 +86,92 @@ def _take(job: Any) -> int:
 
 
 @inner
-def _inverse_rms(x: int, size: int, eps: float) -> Any:
+def _inverse_rms(x: int, size: int, eps: float, kind: Any) -> Any:
     squares = splat(np.float32(0))
     for i in range(0, size, LANES):
-        part = _read(x + i * F4_BYTES, size - i)
+        part = _read(x + i * bytes_of(kind), size - i, kind)
         squares = multiply_add(part, part, squares)
     mean = total(squares) / np.float32(size) + np.float32(eps)
-    return splat(np.float32(1) / np.sqrt(mean))
+    return np.float32(1) / np.sqrt(mean)
 
 
 @inner
-def _weighted(x: int, weight: int, factor: Any, offset: Any, room: int) -> Any:
-    """Return 16 numbers of a normalised row."""
-    return multiply(multiply(_read(x, room), factor), add(_read(weight, room), offset))
+def _weighted(x: int, weight: int, factor: float, offset: float, room: int, kind: Any) -> Any:
+    """Return 16 numbers of a normalised row; without an offset they are rounded before the weight, as in llama."""
+    normed = multiply(_read(x, room, kind), splat(factor))
+    if offset == 0:
+        normed = rounded(normed, kind)
+    return multiply(normed, add(_read(weight, room, kind), splat(np.float32(offset))))
 
 
 @inner
-def _normalise(x: int, weight: int, size: int, eps: float, offset: float, to: int) -> None:
-    factor, offsets = _inverse_rms(x, size, eps), splat(np.float32(offset))
+def _normalise(x: int, weight: int, size: int, eps: float, offset: float, to: int, kind: Any) -> None:
+    factor = _inverse_rms(x, size, eps, kind)
     for i in range(0, size, LANES):
-        at = i * F4_BYTES
-        _write(to + at, _weighted(x + at, weight + at, factor, offsets, size - i), size - i)
+        at = i * bytes_of(kind)
+        _write(to + at, _weighted(x + at, weight + at, factor, offset, size - i, kind), size - i, kind)
 
 
 @inner
-def _add(job: Any, x: int, delta: int) -> None:
+def _add(job: Any, x: int, delta: int, kind: Any) -> None:
     """Add a row of delta to one of x, as it is or normalised."""
     size = job.size
-    if job.after:
-        factor, offsets = _inverse_rms(delta, size, job.after_eps), splat(np.float32(job.after_offset))
-        for i in range(0, size, LANES):
-            at = i * F4_BYTES
-            part = _weighted(delta + at, job.after + at, factor, offsets, size - i)
-            _write(x + at, add(_read(x + at, size - i), part), size - i)
-    else:
-        for i in range(0, size, LANES):
-            at = i * F4_BYTES
-            _write(x + at, add(_read(x + at, size - i), _read(delta + at, size - i)), size - i)
+    factor = _inverse_rms(delta, size, job.after_eps, kind) if job.after else np.float32(1)
+    for i in range(0, size, LANES):
+        at, room = i * bytes_of(kind), size - i
+        if job.after:
+            part = rounded(_weighted(delta + at, job.after + at, factor, job.after_offset, room, kind), kind)
+        else:
+            part = _read(delta + at, room, kind)
+        _write(x + at, add(_read(x + at, room, kind), part), room, kind)
 
 
-def _add_norm(job: Any) -> None:
-    row_bytes = job.size * F4_BYTES
+@inner
+def _add_norm(job: Any, kind: Any) -> None:
+    row_bytes = job.size * bytes_of(kind)
     first = _take(job)
     while first < job.num_rows:
         for row in range(first, min(first + job.rows_at_once, job.num_rows)):
             at = row * row_bytes
             if job.delta:
-                _add(job, job.x + at, job.delta + at)
-            _normalise(job.x + at, job.norm, job.size, job.norm_eps, job.norm_offset, job.normed + at)
+                _add(job, job.x + at, job.delta + at, kind)
+            if job.norm:
+                _normalise(job.x + at, job.norm, job.size, job.norm_eps, job.norm_offset, job.normed + at, kind)
         first = _take(job)
 
 
 @inner
-def _turn(head: int, half: int, cos: int, sin: int) -> None:
+def _turn(head: int, half: int, cos: int, sin: int, kind: Any) -> None:
     """Turn each pair (head[i], head[i + half]) by its angle."""
     for i in range(0, half, LANES):
-        at = i * F4_BYTES
-        room, first, second = half - i, head + at, head + at + half * F4_BYTES
-        a, b = _read(first, room), _read(second, room)
-        c, s = _read(cos + at, room), _read(sin + at, room)
-        _write(first, subtract(multiply(a, c), multiply(b, s)), room)
-        _write(second, add(multiply(b, c), multiply(a, s)), room)
+        at, room = i * bytes_of(kind), half - i
+        first, second = head + at, head + at + half * bytes_of(kind)
+        a, b = _read(first, room, kind), _read(second, room, kind)
+        c, s = _read(cos + at, room, kind), _read(sin + at, room, kind)
+        _write(first, subtract(rounded(multiply(a, c), kind), rounded(multiply(b, s), kind)), room, kind)
+        _write(second, add(rounded(multiply(b, c), kind), rounded(multiply(a, s), kind)), room, kind)
 
 
 @inner
-def _heads_of_row(job: Any, row: int) -> None:
+def _heads_of_row(job: Any, row: int, kind: Any) -> None:
     size = job.head_size
     cos, sin = job.cos + row * job.angle_bytes, job.sin + row * job.angle_bytes
     for i in range(job.num_queries + job.num_keys):
-        head = job.merged + row * job.row_bytes + i * size * F4_BYTES
+        head = job.merged + row * job.row_bytes + i * size * bytes_of(kind)
         if i < job.num_queries:
             if job.query_norm:
-                _normalise(head, job.query_norm, size, job.query_eps, job.query_offset, head)
+                _normalise(head, job.query_norm, size, job.query_eps, job.query_offset, head, kind)
         elif job.key_norm:
-            _normalise(head, job.key_norm, size, job.key_eps, job.key_offset, head)
-        _turn(head, size // 2, cos, sin)
+            _normalise(head, job.key_norm, size, job.key_eps, job.key_offset, head, kind)
+        _turn(head, size // 2, cos, sin, kind)
 
 
-def _split_heads(job: Any) -> None:
+@inner
+def _split_heads(job: Any, kind: Any) -> None:
     first = _take(job)
     while first < job.num_rows:
         for row in range(first, min(first + job.rows_at_once, job.num_rows)):
-            _heads_of_row(job, row)
+            _heads_of_row(job, row, kind)
         first = _take(job)
 
 
@@ -174,44 +183,76 @@ def _times_sigmoid(x: Any, a: Any) -> Any:
 
 
 @inner
-def _silu(x: Any) -> Any:
-    return _times_sigmoid(x, x)
-
-
-@inner
-def _gelu(x: Any) -> Any:
-    """Return 0.5 * x * (1 + tanh(u)), as x * sigmoid(2 * u)."""
+def _activate(x: Any, activation: int) -> Any:
+    if activation == _SILU:
+        return _times_sigmoid(x, x)
+    # gelu: 0.5 * x * (1 + tanh(u)) is x * sigmoid(2 * u)
     cubed = multiply(multiply(multiply(x, x), x), splat(_GELU_CUBE))
     return _times_sigmoid(x, multiply(add(x, cubed), splat(_TWICE_SQRT_2_PI)))
 
 
 @inner
-def _gate(job: Any, activation: Any) -> None:
-    size = job.size
+def _gate(job: Any, activation: int, kind: Any) -> None:
+    row_bytes = job.size * bytes_of(kind)
     first = _take(job)
     while first < job.num_rows:
         for row in range(first, min(first + job.rows_at_once, job.num_rows)):
-            gate, gated = job.merged + 2 * row * size * F4_BYTES, job.gated + row * size * F4_BYTES
-            for i in range(0, size, LANES):
-                at, room = i * F4_BYTES, size - i
-                up = _read(gate + at + size * F4_BYTES, room)
-                _write(gated + at, multiply(activation(_read(gate + at, room)), up), room)
+            gate, gated = job.merged + 2 * row * row_bytes, job.gated + row * row_bytes
+            for i in range(0, job.size, LANES):
+                at, room = i * bytes_of(kind), job.size - i
+                active = rounded(_activate(_read(gate + at, room, kind), activation), kind)
+                _write(gated + at, multiply(active, _read(gate + at + row_bytes, room, kind)), room, kind)
         first = _take(job)
 
 
-def _gate_silu(job: Any) -> None:
-    _gate(job, _silu)
+def _add_norm_float32(job: Any) -> None:
+    _add_norm(job, np.float32)
 
 
-def _gate_gelu(job: Any) -> None:
-    _gate(job, _gelu)
+def _add_norm_bfloat16(job: Any) -> None:
+    _add_norm(job, np.uint16)
 
 
-ADD_NORM = Kernel(_add_norm, NORM_JOB)
-"""See `girih.layers.operations.Operations.add_norm`; x is changed in place."""
+def _split_heads_float32(job: Any) -> None:
+    _split_heads(job, np.float32)
 
-SPLIT_HEADS = Kernel(_split_heads, HEADS_JOB)
+
+def _split_heads_bfloat16(job: Any) -> None:
+    _split_heads(job, np.uint16)
+
+
+def _silu_float32(job: Any) -> None:
+    _gate(job, _SILU, np.float32)
+
+
+def _silu_bfloat16(job: Any) -> None:
+    _gate(job, _SILU, np.uint16)
+
+
+def _gelu_float32(job: Any) -> None:
+    _gate(job, _GELU, np.float32)
+
+
+def _gelu_bfloat16(job: Any) -> None:
+    _gate(job, _GELU, np.uint16)
+
+
+ADD_NORM = {
+    torch.float32: Kernel(_add_norm_float32, NORM_JOB),
+    torch.bfloat16: Kernel(_add_norm_bfloat16, NORM_JOB),
+}
+"""See `girih.layers.operations.Operations.add` and `add_norm`; x is changed in place."""
+
+SPLIT_HEADS = {
+    torch.float32: Kernel(_split_heads_float32, HEADS_JOB),
+    torch.bfloat16: Kernel(_split_heads_bfloat16, HEADS_JOB),
+}
 """Normalise and turn the heads of queries and keys in place."""
 
-GATE = {"silu": Kernel(_gate_silu, GATE_JOB), "gelu_pytorch_tanh": Kernel(_gate_gelu, GATE_JOB)}
-"""By activation: activation(gate) * up."""
+GATE = {
+    ("silu", torch.float32): Kernel(_silu_float32, GATE_JOB),
+    ("silu", torch.bfloat16): Kernel(_silu_bfloat16, GATE_JOB),
+    ("gelu_pytorch_tanh", torch.float32): Kernel(_gelu_float32, GATE_JOB),
+    ("gelu_pytorch_tanh", torch.bfloat16): Kernel(_gelu_bfloat16, GATE_JOB),
+}
+"""activation(gate) * up."""

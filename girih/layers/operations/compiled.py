@@ -1,6 +1,6 @@
 """The operations of a layer, each in one compiled pass; see `girih.layers.operations.Operations` for what each does.
 
-Only in float32: other dtypes round between operations, and torch does them.
+Other dtypes than float32 and bfloat16, and activations without a kernel, are left to torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from girih.kernels.kernel import Kernel
 from girih.kernels.threads import deal_out, run_brief
 from girih.layers.operations import plain
-from girih.layers.operations._kernels import ADD_NORM, F4_BYTES, GATE, SPLIT_HEADS
+from girih.layers.operations._kernels import ADD_NORM, GATE, SPLIT_HEADS
 from girih.units import cdiv
 
 if TYPE_CHECKING:
@@ -30,15 +30,24 @@ SHARES_PER_THREAD = 4
 _NO_NORM = (0, 0, 0)
 
 
+def add(x: torch.Tensor, delta: torch.Tensor, after: RMSNorm) -> torch.Tensor:
+    """Add to the residual stream, in place, what goes through a norm before."""
+    if x.dtype not in ADD_NORM:
+        return plain.add(x, delta, after)
+    assert delta.is_contiguous()
+    _run(ADD_NORM[x.dtype], x, x.data_ptr(), delta.data_ptr(), 0, x.shape[1], *_fields(after), *_NO_NORM)
+    return x
+
+
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor | None, after: RMSNorm | None, norm: RMSNorm, to: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add to the residual stream, in place, and normalise the sum."""
-    if x.dtype != torch.float32:
+    if x.dtype not in ADD_NORM:
         return plain.add_norm(x, delta, after, norm, to)
     assert delta is None or delta.is_contiguous()
     at = 0 if delta is None else delta.data_ptr()
-    _run(ADD_NORM, x, x.data_ptr(), at, to.data_ptr(), x.shape[1], *_fields(after), *_fields(norm))
+    _run(ADD_NORM[x.dtype], x, x.data_ptr(), at, to.data_ptr(), x.shape[1], *_fields(after), *_fields(norm))
     return x, to
 
 
@@ -50,13 +59,14 @@ def split_heads(
     norms: tuple[RMSNorm, RMSNorm] | None,
 ) -> Sequence[torch.Tensor]:
     """Take apart queries, keys and values, and turn queries and keys by their angles, in place."""
-    if merged.dtype != torch.float32:
+    if merged.dtype not in SPLIT_HEADS:
         return plain.split_heads(merged, num_heads, head_dim, cos_sin, norms)
     cos, sin = cos_sin
     query_norm, key_norm = (None, None) if norms is None else norms
     _run(
-        SPLIT_HEADS, merged, merged.data_ptr(), merged.shape[1] * F4_BYTES, num_heads[0], num_heads[1], head_dim,
-        cos.data_ptr(), sin.data_ptr(), cos.stride(0) * F4_BYTES, *_fields(query_norm), *_fields(key_norm),
+        SPLIT_HEADS[merged.dtype], merged, merged.data_ptr(), merged.shape[1] * merged.itemsize,
+        num_heads[0], num_heads[1], head_dim, cos.data_ptr(), sin.data_ptr(), cos.stride(0) * cos.itemsize,
+        *_fields(query_norm), *_fields(key_norm),
     )  # fmt: skip
     # not `split`, which is written in Python and takes twice as long
     return merged.view(merged.shape[0], sum(num_heads), head_dim).split_with_sizes(num_heads, dim=1)
@@ -64,11 +74,12 @@ def split_heads(
 
 def gate(activation: str, merged: torch.Tensor) -> torch.Tensor:
     """Return activation(gate) * up."""
-    if merged.dtype != torch.float32 or activation not in GATE:
+    kernel = GATE.get((activation, merged.dtype))
+    if kernel is None:
         return plain.gate(activation, merged)
     num_rows, width = merged.shape
-    gated = torch.empty(num_rows, width // 2)
-    _run(GATE[activation], merged, merged.data_ptr(), gated.data_ptr(), width // 2)
+    gated = torch.empty(num_rows, width // 2, dtype=merged.dtype)
+    _run(kernel, merged, merged.data_ptr(), gated.data_ptr(), width // 2)
     return gated
 
 

@@ -21,6 +21,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def add(x: torch.Tensor, delta: torch.Tensor, after: RMSNorm) -> torch.Tensor:
+    """Add to the residual stream what goes through a norm before."""
+    return x + after(delta)
+
+
 def add_norm(
     x: torch.Tensor, delta: torch.Tensor | None, after: RMSNorm | None, norm: RMSNorm, _to: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

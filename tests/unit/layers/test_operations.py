@@ -1,4 +1,4 @@
-"""The operations of a layer, compiled, against torch: odd sizes, any number of rows and threads, NaN, other dtypes."""
+"""The operations of a layer, compiled, against torch: odd sizes, any rows and threads, NaN, every dtype."""
 
 import pytest
 import torch
@@ -9,7 +9,16 @@ from girih.layers.operations import compiled, plain
 from girih.layers.rotary import RotaryEmbedding
 
 ROWS = (1, 3, 40)
-CLOSE = {"atol": 2e-6, "rtol": 2e-6}
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def assert_close(ours, theirs):
+    """Compare up to the order of sums, and in bfloat16 up to the rare number that then lies on the other side."""
+    if ours.dtype == torch.float32:
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-6)
+    else:
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1 / 64)
+        assert ((ours != theirs) & (theirs.abs() > 1e-3)).float().mean() < 0.01  # gelu of torch is less exact below
 
 
 def randn(*shape, seed=0, dtype=torch.float32):
@@ -50,35 +59,40 @@ def threads(request, monkeypatch):
 @pytest.mark.parametrize("size", [1, 15, 16, 24, 576])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", [RMSNorm, GemmaRMSNorm])
-def test_adding_and_normalising_is_what_torch_does(kind, rows, size, threads):
-    x, delta = randn(rows, size), randn(rows, size, seed=1)
-    norm, after = make_norm(kind, size, seed=2), make_norm(kind, size, seed=3)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adding_and_normalising_is_what_torch_does(dtype, kind, rows, size, threads):
+    x, delta = randn(rows, size, dtype=dtype), randn(rows, size, seed=1, dtype=dtype)
+    norm, after = make_norm(kind, size, seed=2, dtype=dtype), make_norm(kind, size, seed=3, dtype=dtype)
     for given in ((None, None), (delta, None), (delta, after)):
         (ours, ours_normed), (theirs, theirs_normed) = (
             add_norm(operations, x, *given, norm) for operations in (compiled, plain)
         )
-        torch.testing.assert_close(ours, theirs, **CLOSE)
-        torch.testing.assert_close(ours_normed, theirs_normed, **CLOSE)
+        assert_close(ours, theirs)
+        assert_close(ours_normed, theirs_normed)
         if given[1] is None:
             assert torch.equal(ours, theirs)
+        else:
+            assert torch.equal(compiled.add(x.clone(), *given), ours)
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [((4, 2, 2), 6), ((9, 3, 3), 64), ((4, 1, 1), 256), ((1, 1, 1), 40)])
 @pytest.mark.parametrize("rows", ROWS)
-def test_heads_are_turned_as_torch_turns_them(rows, heads, head_dim, threads):
-    merged = randn(rows, sum(heads) * head_dim)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_turned_as_torch_turns_them(dtype, rows, heads, head_dim, threads):
+    merged = randn(rows, sum(heads) * head_dim, dtype=dtype)
     assert torch.equal(*(split_heads(operations, merged, heads, head_dim, None) for operations in (compiled, plain)))
-    norms = make_norm(GemmaRMSNorm, head_dim, seed=1), make_norm(GemmaRMSNorm, head_dim, seed=2)
+    norms = tuple(make_norm(GemmaRMSNorm, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
     ours, theirs = (split_heads(operations, merged, heads, head_dim, norms) for operations in (compiled, plain))
-    torch.testing.assert_close(ours, theirs, **CLOSE)
+    assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 24, 1536])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("activation", plain.ACTIVATIONS)
-def test_gates_are_those_of_torch(activation, rows, size, threads):
-    merged = randn(rows, 2 * size) * 4
-    torch.testing.assert_close(compiled.gate(activation, merged), plain.gate(activation, merged), **CLOSE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gates_are_those_of_torch(dtype, activation, rows, size, threads):
+    merged = randn(rows, 2 * size, dtype=dtype) * 4
+    assert_close(compiled.gate(activation, merged), plain.gate(activation, merged))
 
 
 @pytest.mark.parametrize("activation", plain.ACTIVATIONS)
@@ -91,22 +105,25 @@ def test_gates_are_right_over_the_whole_range(activation):
 
 def everything(rows):
     """Return what each operation makes of rows of 24, side by side."""
-    norms = make_norm(RMSNorm, 4, seed=1), make_norm(GemmaRMSNorm, 4, seed=2)
-    after, norm = make_norm(GemmaRMSNorm, 24, seed=3), make_norm(RMSNorm, 24, seed=4)
-    cos_sin = torch.ones(rows.shape[0], 1, 4), torch.zeros(rows.shape[0], 1, 4)
+    dtype = rows.dtype
+    norms = make_norm(RMSNorm, 4, seed=1, dtype=dtype), make_norm(GemmaRMSNorm, 4, seed=2, dtype=dtype)
+    after, norm = make_norm(GemmaRMSNorm, 24, seed=3, dtype=dtype), make_norm(RMSNorm, 24, seed=4, dtype=dtype)
+    cos_sin = torch.ones(rows.shape[0], 1, 4, dtype=dtype), torch.zeros(rows.shape[0], 1, 4, dtype=dtype)
     parts = compiled.split_heads(rows.clone(), (2, 2, 2), 4, cos_sin, norms)
     gates = [compiled.gate(activation, rows) for activation in plain.ACTIVATIONS]
     return torch.cat((*gates, *add_norm(compiled, rows, rows, after, norm), torch.cat(parts, dim=1).flatten(1)), dim=1)
 
 
-def test_a_row_has_the_same_bits_alone_and_among_others(threads):
-    rows = randn(40, 24)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_alone_and_among_others(dtype, threads):
+    rows = randn(40, 24, dtype=dtype)
     together = everything(rows)
     assert torch.equal(together, torch.cat([everything(row[None]) for row in rows]))
 
 
-def test_nan_stays_nan_and_in_its_row(threads):
-    rows = randn(9, 24)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_stays_nan_and_in_its_row(dtype, threads):
+    rows = randn(9, 24, dtype=dtype)
     rows[4] = torch.nan
     result = everything(rows)
     assert result[4].isnan().all()
@@ -117,10 +134,10 @@ def test_no_row_is_no_work():
     assert everything(randn(0, 24)).shape[0] == 0
 
 
-def test_bfloat16_is_left_to_torch_and_rounds_where_it_does():
-    rows = randn(5, 24, dtype=torch.bfloat16)
-    norm = make_norm(RMSNorm, 24, dtype=torch.bfloat16)
+def test_other_dtypes_and_activations_are_left_to_torch(monkeypatch):
+    rows, norm = randn(5, 24, dtype=torch.float64), make_norm(RMSNorm, 24, dtype=torch.float64)
     for ours, theirs in zip(*(add_norm(o, rows, rows, norm, norm) for o in (compiled, plain)), strict=True):
         assert torch.equal(ours, theirs)
     assert torch.equal(*(split_heads(operations, rows, (2, 2, 2), 4, None) for operations in (compiled, plain)))
-    assert torch.equal(*(operations.gate("silu", rows) for operations in (compiled, plain)))
+    monkeypatch.setitem(plain.ACTIVATIONS, "relu", nn.functional.relu)
+    assert torch.equal(*(operations.gate("relu", rows.float()) for operations in (compiled, plain)))
