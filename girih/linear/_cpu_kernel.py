@@ -66,11 +66,18 @@ JOB = np.dtype(
 
 INT8_JOB = np.dtype(
     [
-        # addresses: float32, of each row and column; the rest as above, but x: int16; weight: int8, in panels
-        *((name, np.int64) for name in ("x_scales", "scales")),
-        *JOB.descr,
+        (name, np.int64)
+        for name in (
+            # addresses: int16 [num_rows, size] and float32 [num_rows]; where there are none, of few rows, each thread
+            # makes them of `exact`, float32 [num_rows, size], in its own part of `scratch`
+            "x", "x_scales", "exact", "scratch",
+            "num_rows", "size", "weight", "scales", "num_columns", "chunk",  # weight: address: int8, in panels
+            "output",  # address: float32 [num_rows, num_columns]
+            "threads",  # 0 at first: how many threads have begun
+            "counter", "taken",  # address of the other; columns
+        )
     ]
-)
+)  # fmt: skip
 
 QUANTISE_JOB = np.dtype(
     [
@@ -126,32 +133,32 @@ def _multiply(job: Any, kind: Any, itemsize: int) -> None:
 
 
 @inner
-def _int8_rows(job: Any, first: int, stop: int, column: int, part: int, size: int) -> None:
+def _int8_rows(job: Any, x: int, first: int, stop: int, column: int, part: int, size: int) -> None:
     """Multiply a part of some rows, its first column and size, and one panel of int8."""
     x_bytes, output_bytes = job.size * 2, job.num_columns * F4_BYTES
     panel, output = job.weight + column * job.size + part * PANEL, job.output + column * F4_BYTES
     for row in range(first, stop, 4):
-        x, to = job.x + row * x_bytes, output + row * output_bytes
+        rows, to = x + row * x_bytes, output + row * output_bytes
         if stop - row >= 4:
-            int8_products4(x, x_bytes, part, size, panel, to, output_bytes)
+            int8_products4(rows, x_bytes, part, size, panel, to, output_bytes)
         elif stop - row == 3:
-            int8_products3(x, x_bytes, part, size, panel, to, output_bytes)
+            int8_products3(rows, x_bytes, part, size, panel, to, output_bytes)
         elif stop - row == 2:
-            int8_products2(x, x_bytes, part, size, panel, to, output_bytes)
+            int8_products2(rows, x_bytes, part, size, panel, to, output_bytes)
         else:
-            int8_products1(x, x_bytes, part, size, panel, to, output_bytes)
+            int8_products1(rows, x_bytes, part, size, panel, to, output_bytes)
 
 
 @inner
-def _int8_panel(job: Any, first: int, stop: int, column: int) -> None:
+def _int8_panel(job: Any, x: int, x_scales: int, first: int, stop: int, column: int) -> None:
     """Multiply some rows and one panel of int8: whole numbers part by part, then the scales."""
     for row in range(first, stop):
         for i in range(0, PANEL * F4_BYTES, LANES_BYTES):
             store(job.output + (row * job.num_columns + column) * F4_BYTES + i, splat(ZERO))
     for part in range(0, job.size, EXACT_COLUMNS):
-        _int8_rows(job, first, stop, column, part, min(EXACT_COLUMNS, job.size - part))
+        _int8_rows(job, x, first, stop, column, part, min(EXACT_COLUMNS, job.size - part))
     for row in range(first, stop):
-        x_scale = splat(array_at(job.x_scales, job.num_rows, np.float32)[row])
+        x_scale = splat(array_at(x_scales, job.num_rows, np.float32)[row])
         for i in range(0, PANEL * F4_BYTES, LANES_BYTES):
             at = job.output + (row * job.num_columns + column) * F4_BYTES + i
             scaled = multiply(load(at), load(job.scales + column * F4_BYTES + i))
@@ -164,16 +171,6 @@ def _float32(job: Any) -> None:
 
 def _bfloat16(job: Any) -> None:
     _multiply(job, np.uint16, 2)
-
-
-def _int8(job: Any) -> None:
-    first = fetch_add(job.counter, job.chunk)
-    while first < job.num_columns:
-        stop = min(first + job.chunk, job.num_columns)
-        for row in range(0, job.num_rows, ROW_BLOCK):
-            for column in range(first, stop, PANEL):
-                _int8_panel(job, row, min(row + ROW_BLOCK, job.num_rows), column)
-        first = fetch_add(job.counter, job.chunk)
 
 
 @inner
@@ -190,6 +187,23 @@ def _quantise_row(x: int, size: int, output: int, scale: Any) -> None:
     inverse = splat(LARGEST / most if most > ZERO else ZERO)
     for i in range(0, size, LANES):
         store_shorts(output + i * 2, multiply(load(x + i * F4_BYTES), inverse))
+
+
+def _int8(job: Any) -> None:
+    x, x_scales = job.x, job.x_scales
+    if x == 0:
+        x = job.scratch + fetch_add(job.counter - 2 * 8, 1) * job.num_rows * (job.size * 2 + F4_BYTES)
+        x_scales = x + job.num_rows * job.size * 2
+        for row in range(job.num_rows):
+            scale = array_at(x_scales + row * F4_BYTES, 1, np.float32)
+            _quantise_row(job.exact + row * job.size * F4_BYTES, job.size, x + row * job.size * 2, scale)
+    first = fetch_add(job.counter, job.chunk)
+    while first < job.num_columns:
+        stop = min(first + job.chunk, job.num_columns)
+        for row in range(0, job.num_rows, ROW_BLOCK):
+            for column in range(first, stop, PANEL):
+                _int8_panel(job, x, x_scales, row, min(row + ROW_BLOCK, job.num_rows), column)
+        first = fetch_add(job.counter, job.chunk)
 
 
 def _quantise(job: Any) -> None:

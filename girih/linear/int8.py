@@ -23,6 +23,9 @@ LARGEST = 127.0
 PANELS_AT_ONCE = 16
 """Of a weight, that are made at once."""
 
+FEW_ROWS = 4
+"""Up to so many rows of activations are rounded by each thread that multiplies them."""
+
 MANY_ROWS = 32
 """From so many rows of activations on several threads round them."""
 
@@ -61,20 +64,35 @@ class Int8Matrix(Matrix):
         self, x: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Return x @ weight.T + bias, of rounded numbers; see `Matrix`."""
-        rows, x_scales = quantise(x.to(torch.float32))
-        num_rows, width = rows.shape
+        exact = self._in_whole_vectors(x)
+        num_rows, width = exact.shape
         threads = num_threads(num_rows * width * self._num_columns)
         result = torch.empty(num_rows, self._num_columns)
+        if num_rows <= FEW_ROWS:  # each thread rounds all of them, which takes less than to wait for one that does
+            scratch = torch.empty(threads * num_rows * (width * 2 + 4), dtype=torch.uint8)
+            given = (0, 0, exact.data_ptr(), scratch.data_ptr())
+        else:
+            rows, x_scales = quantise(exact)
+            given = (rows.data_ptr(), x_scales.data_ptr(), 0, 0)
         fields = (
-            x_scales.data_ptr(), self._scales, rows.data_ptr(), num_rows, width, self._panels,
-            self._num_columns, chunk_columns(self._num_columns, threads, PANEL), result.data_ptr(),
+            *given, num_rows, width, self._panels, self._scales, self._num_columns,
+            chunk_columns(self._num_columns, threads, PANEL), result.data_ptr(), 0,
         )  # fmt: skip
         deal_out(INT8, fields, threads)
         if self._num_columns > self.num_rows:
             result = result[:, : self.num_rows].contiguous()
         if bias is not None:
             result += bias
-        return result.to(dtype or x.dtype)
+        wanted = dtype or x.dtype
+        return result if wanted is torch.float32 else result.to(wanted)
+
+    def _in_whole_vectors(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activations in float32, contiguous, with zeros behind them where their size is not whole vectors."""
+        if x.dtype is not torch.float32:
+            x = x.float()
+        if missing := -self.size % LANES:
+            return nn.functional.pad(x, (0, missing))
+        return x if x.is_contiguous() else x.contiguous()
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight, of rounded numbers; see `Matrix`."""
@@ -86,15 +104,11 @@ def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round each row to multiples of its largest number / `X_STEPS`.
 
     Args:
-        x: float32 [num_rows, size].
+        x: float32 [num_rows, size], contiguous; size in whole vectors.
 
     Returns:
-        int16 [num_rows, size in whole vectors]; float32 [num_rows], the scales: no number where any of
-        the row is not finite.
+        int16 [num_rows, size]; float32 [num_rows], the scales: no number where any of the row is not finite.
     """
-    if missing := -x.shape[1] % LANES:
-        x = nn.functional.pad(x, (0, missing))
-    x = x.contiguous()
     num_rows, size = x.shape
     result, scales = torch.empty(num_rows, size, dtype=torch.int16), torch.empty(num_rows)
     threads = torch.get_num_threads() if num_rows >= MANY_ROWS else 1

@@ -112,7 +112,9 @@ def test_rows_looked_up_are_those_that_are_multiplied():
 
 
 def test_rounding_is_to_the_nearest_and_ties_to_the_even_number():
-    whole, scales = quantise(torch.tensor([[16383.0, -16383.0, 0.5, 1.5, -2.5, 0.4]]))
+    numbers = torch.zeros(1, 16)
+    numbers[0, :6] = torch.tensor([16383.0, -16383.0, 0.5, 1.5, -2.5, 0.4])
+    whole, scales = quantise(numbers)
     assert whole[0, :6].tolist() == [16383, -16383, 0, 2, -2, 0]
     assert scales.tolist() == [1.0]
 
