@@ -103,9 +103,8 @@ def imports(args: argparse.Namespace) -> dict[str, int]:
     from girih import plugins
     from girih.checkpoint.resolve import resolve_model
     from girih.checkpoint.tokenizer import Tokenizer
-    from girih.config import EngineConfig
 
-    backend = dict(args.option).get("attention_backend", EngineConfig.attention_backend)
+    backend = dict(args.option).get("attention_backend", cpu.attention_backend())
     plugins.load("girih.attention", backend, what="attention backend")
     tokenizer = Tokenizer.from_directory(resolve_model(args.model))
     tokenizer.encode("Once upon a time")
