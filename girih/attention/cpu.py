@@ -32,7 +32,7 @@ from girih.attention._cpu_kernel import (
 from girih.attention._cpu_prefix import SharedPrefixes, find_shared
 from girih.attention._cpu_write import COPY, QUANTISE
 from girih.device.cpu import multiplies_bfloat16
-from girih.kernels.threads import run
+from girih.kernels.threads import run, run_brief
 
 BLOCK_SIZE_MULTIPLE = 1
 
@@ -43,6 +43,9 @@ ITEMS_PER_THREAD = 4
 """Rows are cut along the context until there are about so many, as some threads may be slower than others."""
 
 NO_WINDOW = 1 << 62
+
+BRIEF_TOKENS = 64
+"""So few are written in microseconds."""
 
 
 class Items:
@@ -88,17 +91,21 @@ def write(cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, slot_mappi
     """Store new tokens at their slots; see `AttentionBackend.write`."""
     for name, given in (("key", key), ("value", value)):
         pages, scales = cache.tensors[name], cache.tensors.get(f"{name}_scale")
-        new = given.to(pages.dtype if scales is None else torch.float32)
-        if not new[:1].is_contiguous():
+        dtype = pages.dtype if scales is None else torch.float32
+        new = given if given.dtype == dtype else given.to(dtype)  # a call for nothing takes longer than to ask
+        num_tokens, num_heads, size = new.shape
+        stride, head_stride, one = new.stride()
+        if (head_stride, one) != (size, 1):
             new = new.contiguous()
+            stride = num_heads * size
         fields = (
-            slot_mapping.data_ptr(), new.shape[0],
-            new.data_ptr(), new.stride(0) * new.itemsize,
+            slot_mapping.data_ptr(), num_tokens,
+            new.data_ptr(), stride * dtype.itemsize,
             pages.data_ptr(), pages.stride(0) * pages.itemsize,
             _address(scales), _page_stride(scales) * torch.float32.itemsize,
-            cache.block_size, new.shape[1], new.shape[1] * new.shape[2] * pages.itemsize,
+            cache.block_size, num_heads, num_heads * size * pages.itemsize,
         )  # fmt: skip
-        run(COPY if scales is None else QUANTISE, fields)
+        (run_brief if num_tokens <= BRIEF_TOKENS else run)(COPY if scales is None else QUANTISE, fields)
 
 
 def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | None) -> Work:
@@ -189,7 +196,8 @@ def _share(metadata: GroupMetadata, shared: SharedPrefixes, items: np.ndarray) -
 def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) -> torch.Tensor:
     """Attend from every token of the batch; see `AttentionBackend.attend`."""
     if work.items.num_items:
-        output = _attend_items(query, cache, work, scale).to(query.dtype)
+        output = _attend_items(query, cache, work, scale)
+        output = output if output.dtype == query.dtype else output.to(query.dtype)
     else:
         output = query.new_empty(*query.shape[:2], cache.tensors["value"].shape[-1])
     for row in work.prefills:
@@ -207,13 +215,15 @@ def _attend_items(query: torch.Tensor, cache: KVCacheView, work: Work, scale: fl
     if work.shared is not None:
         query = query[work.order]
     queries = _queries(query, num_kv_heads, scale)
-    output = queries.new_empty(num_tokens, num_heads, v_head_size)
+    output = torch.empty(num_tokens, num_heads, v_head_size)
     shared_bytes = 0 if work.shared is None else partial_bytes(work.shared.max_queries, num_heads, v_head_size)
-    given = torch.empty(0 if work.shared is None else work.shared.num_items * shared_bytes, dtype=torch.uint8)
     one_partial = partial_bytes(work.items.max_queries, num_heads, v_head_size)
     one_scratch = scratch_bytes(work.items.max_queries, num_heads, head_size, v_head_size)
-    partials = torch.empty(one_partial * work.items.num_items if work.is_split else 0, dtype=torch.uint8)
-    scratch = torch.empty(one_scratch * torch.get_num_threads(), dtype=torch.uint8)
+    # what shared items give, partials and scratch, one behind the other
+    partials = 0 if work.shared is None else work.shared.num_items * shared_bytes
+    scratch = partials + (one_partial * work.items.num_items if work.is_split else 0)
+    room = torch.empty(scratch + one_scratch * torch.get_num_threads(), dtype=torch.uint8)
+    given = room.data_ptr()
     for items in (work.shared, work.items):
         if items is None:
             continue
@@ -225,8 +235,8 @@ def _attend_items(query: torch.Tensor, cache: KVCacheView, work: Work, scale: fl
             num_tokens, key.itemsize, cache.block_size, num_kv_heads, num_heads // num_kv_heads, head_size, v_head_size,
             work.window, tile_tokens(head_size, v_head_size), work.block_table.data_ptr(), work.block_table.shape[1],
             items.bytes.data_ptr(), items.num_items, work.order.data_ptr(),
-            items is work.shared, work.parts.data_ptr(), given.data_ptr(), shared_bytes, counters.data_ptr(),
-            partials.data_ptr(), one_partial, scratch.data_ptr(), one_scratch,
+            items is work.shared, work.parts.data_ptr(), given, shared_bytes, counters.data_ptr(),
+            given + partials, one_partial, given + scratch, one_scratch,
         )  # fmt: skip
         run(ATTEND[key.dtype], fields, items.num_threads)
     return output
@@ -238,10 +248,11 @@ def _queries(query: torch.Tensor, num_kv_heads: int, scale: float) -> torch.Tens
     Returns:
         [num_kv_heads, num_tokens, heads of each, padded head size].
     """
-    queries = query.to(torch.float32) * (scale * math.log2(math.e))
+    queries = (query if query.dtype == torch.float32 else query.to(torch.float32)) * (scale * math.log2(math.e))
     if missing := padded(query.shape[-1]) - query.shape[-1]:
         queries = nn.functional.pad(queries, (0, missing))
-    return queries.unflatten(1, (num_kv_heads, -1)).transpose(0, 1).contiguous()
+    num_tokens, num_heads, size = queries.shape
+    return queries.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, size).transpose(0, 1).contiguous()
 
 
 def _multiplies(dtype: torch.dtype) -> bool:

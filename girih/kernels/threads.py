@@ -47,8 +47,8 @@ def run_brief(kernel: Kernel, fields: Sequence[int]) -> None:
     Where one does, this one may have to wait for it much longer than the kernel takes.
 
     Args:
-        kernel: as in `deal_out`.
-        fields: as in `deal_out`.
+        kernel: as in `run` or `deal_out`.
+        fields: as there.
     """
     record = _counted(fields)
     _brief(kernel.address)(record.buffer_info()[0])

@@ -91,6 +91,11 @@ class Decoder(Module, ABC):
         """Return what the first layer gets, [num_tokens, hidden_size], for int64 [num_tokens]."""
         return self.embed_tokens(input_ids)
 
+    def layers_at(self, indices: Sequence[int]) -> list[nn.Module]:
+        """Return some layers, in order; to ask torch's list for one after the other takes long."""
+        every = list(self.layers)
+        return [every[index] for index in indices]
+
     @abstractmethod
     def run(
         self, x: torch.Tensor, positions: torch.Tensor, context: ForwardContext, layers: Sequence[int]

@@ -106,8 +106,8 @@ class Gemma3TextModel(Decoder):
         """Map hidden states through layers; see `Decoder.run`."""
         full, sliding = (rotary.cos_sin(positions, x.dtype) for rotary in (self.rotary_full, self.rotary_sliding))
         residual = Residual(x)
-        for index in layers:
-            self.layers[index](residual, sliding if self.layer_types[index] == SLIDING else full, context)
+        for index, layer in zip(layers, self.layers_at(layers), strict=True):
+            layer(residual, sliding if self.layer_types[index] == SLIDING else full, context)
         return residual.value()
 
     def distinct_layers(self, layers: Sequence[int]) -> list[int]:

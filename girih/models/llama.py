@@ -91,8 +91,8 @@ class LlamaModel(Decoder):
         """Map hidden states through layers; see `Decoder.run`."""
         cos_sin = self.rotary.cos_sin(positions, x.dtype)
         residual = Residual(x)
-        for index in layers:
-            self.layers[index](residual, cos_sin, context)
+        for layer in self.layers_at(layers):
+            layer(residual, cos_sin, context)
         return residual.value()
 
     def distinct_layers(self, layers: Sequence[int]) -> list[int]:
