@@ -3,6 +3,7 @@
     python benchmarks/peers.py                                          SmolLM2, 16 x (128 + 64), beside transformers
     python benchmarks/peers.py --model gemma3-270m --requests 1
     python benchmarks/peers.py --vllm-python PATH --llamacpp-python PATH --gguf FILE
+    python benchmarks/peers.py --requests 64 --input 1024 --shared 768 --output 128 --kv-cache-gib 2  a prefix in common
     python benchmarks/peers.py --variants girih-int8 llamacpp --llamacpp-python PATH --gguf FILE --json
 
 Greedy, random prompts, prefill included. Each engine has a process of its own, and start-up does not count. In every
@@ -67,7 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit(f"{', '.join(missing)}: give --vllm-python, or --llamacpp-python with --gguf")
     directory = resolve_model(args.model)
     work = {"model": str(directory), "gguf": args.gguf, "threads": args.threads}
-    work |= {"requests": args.requests, "input": args.input, "output": args.output}
+    work |= {name: getattr(args, name) for name in ("requests", "input", "shared", "output", "kv_cache_gib")}
     vocab_size = load_config(directory)["vocab_size"]
     rng = random.Random(0)
     rates: dict[str, list[float]] = {name: [] for name in names}
@@ -144,8 +145,13 @@ def _start(name: str, pythons: Mapping[str, str], work: Mapping[str, Any], threa
 
 
 def _prompts(args: argparse.Namespace, vocab_size: int, rng: random.Random) -> list[list[int]]:
-    """Draw prompts of ordinary tokens; control tokens come first in the vocabularies of these models."""
-    return [[rng.randrange(vocab_size // 100, vocab_size) for _ in range(args.input)] for _ in range(args.requests)]
+    """Draw prompts of ordinary tokens, some shared; control tokens come first in the vocabularies of these models."""
+
+    def draw(num_tokens: int) -> list[int]:
+        return [rng.randrange(vocab_size // 100, vocab_size) for _ in range(num_tokens)]
+
+    shared = draw(args.shared)
+    return [shared + draw(args.input - args.shared) for _ in range(args.requests)]
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -172,7 +178,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="a pulled name or a Hugging Face directory")
     parser.add_argument("--requests", type=int, default=16, help="at once")
     parser.add_argument("--input", type=int, default=128, help="prompt tokens per request")
+    parser.add_argument(
+        "--shared",
+        type=int,
+        default=0,
+        help="first tokens that all prompts have in common; Girih and vLLM cache them then",
+    )
     parser.add_argument("--output", type=int, default=64, help="output tokens per request")
+    parser.add_argument("--kv-cache-gib", type=int, default=1, help="KV cache of Girih and vLLM")
     parser.add_argument("--alternations", type=int, default=3, help="turns of each engine")
     parser.add_argument("--rounds", type=int, default=2, help="measured rounds of a turn")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each engine")
@@ -184,9 +197,11 @@ def main() -> None:
     parser.add_argument("--gguf", type=lambda name: str(Path(name).resolve()), help="the model for llama.cpp")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    for name in ("requests", "input", "output", "alternations", "rounds", "threads"):
+    for name in ("requests", "input", "output", "alternations", "rounds", "threads", "kv_cache_gib"):
         if getattr(args, name) < 1:
-            parser.error(f"--{name} {getattr(args, name)} must be at least 1")
+            parser.error(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1")
+    if not 0 <= args.shared < args.input:
+        parser.error(f"--shared {args.shared} must be less than --input {args.input}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and no engine is left behind
     found = measure(args)
     if args.json:

@@ -13,7 +13,8 @@ def make(work: dict[str, Any]) -> Generate:
     from girih import LLM, SamplingParams
 
     length = work["input"] + work["output"]
-    common = {"max_model_len": length, "kv_cache_memory": "1GiB", "enable_prefix_caching": False}
+    common = {"max_model_len": length, "kv_cache_memory": f"{work['kv_cache_gib']}GiB"}
+    common["enable_prefix_caching"] = work["shared"] > 0
     llm = LLM(work["model"], **common, **work["options"])
 
     def generate(prompts: list[list[int]], num_output_tokens: int) -> Sequence[int]:

@@ -11,12 +11,17 @@ from peer_loop import Generate, serve
 
 def make(work: dict[str, Any]) -> Generate:
     """Start the engine with the options of the work."""
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
-    os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+    os.environ |= {
+        "VLLM_CPU_KVCACHE_SPACE": str(work["kv_cache_gib"]),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     from vllm import LLM, SamplingParams
 
     length = work["input"] + work["output"] + 8
-    common = {"max_model_len": length, "max_num_seqs": work["requests"], "enable_prefix_caching": False}
+    common = {"max_model_len": length, "max_num_seqs": work["requests"]}
+    common["enable_prefix_caching"] = work["shared"] > 0
     llm = LLM(model=work["model"], **common, **work["options"])
 
     def generate(prompts: list[list[int]], num_output_tokens: int) -> Sequence[int]:

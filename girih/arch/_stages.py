@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from girih.kv.spec import KVCacheSpec
 from girih.parallel import split_layers
-from girih.units import cdiv, round_up
+from girih.units import cdiv
 
 Shape = tuple[int, ...]
 
-# of a matrix as int8: its size is rounded up to so many rows and columns; bytes of a row beside its numbers
-INT8_ROWS, INT8_COLUMNS, INT8_ROW_BYTES = 64, 16, 4
+INT8_ROW_BYTES = 4
+"""Of a row of a matrix as int8, beside its numbers: the scale."""
 
 _LAYER = re.compile(r"(.*?\blayers\.)(\d+)\.")
 EMBEDDINGS = ("embed_tokens.weight", "embeddings.weight")
@@ -49,8 +49,8 @@ class ModelPart:
         Args:
             element_bytes: of one number that is not quantised.
             tensor_parallel_size: ranks.
-            quantization: of the matrices; None keeps them as they are. Of int8 each row has a scale, and there are
-                whole panels, see `girih/linear/int8.py`.
+            quantization: of the matrices; None keeps them as they are. Of int8 each row has a scale; what
+                `girih/linear/int8.py` adds to sizes that are not multiples of 64 is not counted.
         """
         if quantization is None:
             return self.num_parameters(tensor_parallel_size) * element_bytes
@@ -59,8 +59,7 @@ class ModelPart:
             if not rows:
                 total += width * element_bytes
                 continue
-            num_rows = round_up(math.prod(rows), INT8_ROWS)
-            total += cdiv(num_rows * (round_up(width, INT8_COLUMNS) + INT8_ROW_BYTES), tensor_parallel_size)
+            total += cdiv(math.prod(rows) * (width + INT8_ROW_BYTES), tensor_parallel_size)
         return total
 
 

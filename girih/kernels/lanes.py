@@ -371,10 +371,12 @@ def read(builder: Any, address: Any, kind: Any) -> Any:
 
 def sum_each(builder: Any, vectors: list[Any]) -> Any:
     """Return the sums of 16 vectors, added up in pairs, neighbour by neighbour."""
-    even, odd = (ir.Constant(BITS, list(range(start, 2 * LANES, 2))) for start in (0, 1))
-    while len(vectors) > 1:
+    for distance in (1, 2, 4, 8):
+        # lanes with this bit are b's: each stays where it is, and is added to its neighbour of the same vector
+        own = [i + LANES if i & distance else i for i in range(LANES)]
+        stay, move = (ir.Constant(BITS, order) for order in (own, [i ^ distance for i in own]))
         vectors = [
-            builder.fadd(builder.shuffle_vector(a, b, even), builder.shuffle_vector(a, b, odd))
+            builder.fadd(builder.shuffle_vector(a, b, stay), builder.shuffle_vector(a, b, move))
             for a, b in zip(vectors[::2], vectors[1::2], strict=True)
         ]
     return vectors[0]

@@ -30,7 +30,7 @@ class Matrix(nn.Module, ABC):
             dtype: of the result, float32 or that of x: sums are in float32 and rounded to it once; None: that of x.
 
         Returns:
-            [num_rows, out_features].
+            [num_rows, out_features], contiguous.
         """
 
     @abstractmethod

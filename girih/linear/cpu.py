@@ -61,7 +61,9 @@ class CpuMatrix(PlainMatrix):
 
     def _multiply_few(self, x: torch.Tensor) -> torch.Tensor:
         """Return the float32 products of few rows."""
-        x, num_rows = x.to(torch.float32).contiguous(), x.shape[0]
+        if x.dtype != torch.float32 or not x.is_contiguous():  # to ask takes less than to call for nothing
+            x = x.to(torch.float32).contiguous()
+        num_rows = x.shape[0]
         threads = num_threads(num_rows * self._num_numbers)
         result = torch.empty(num_rows, self._num_columns)
         chunk = chunk_columns(self._num_columns, threads, WEIGHT_ROWS)
@@ -85,7 +87,7 @@ class CpuMatrix(PlainMatrix):
     def _rounded(result: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         if bias is not None:
             result += bias
-        return result.to(dtype)
+        return result if dtype == torch.float32 else result.to(dtype)
 
 
 MATRIX = CpuMatrix

@@ -71,7 +71,7 @@ class Int8Matrix(Matrix):
         )  # fmt: skip
         deal_out(INT8, fields, threads)
         if self._num_columns > self.num_rows:
-            result = result[:, : self.num_rows]
+            result = result[:, : self.num_rows].contiguous()
         if bias is not None:
             result += bias
         return result.to(dtype or x.dtype)

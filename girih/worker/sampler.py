@@ -18,6 +18,7 @@ import torch
 
 from girih.messages import TokenLogprobs
 from girih.request import SamplingParams
+from girih.worker.likely import draw, draw_likely
 
 # the numbers of SamplingParams that the sampler reads, one column each; -1 log probabilities: none asked for
 PARAMS_DTYPE = np.dtype(
@@ -39,9 +40,6 @@ PARAMS_DTYPE = np.dtype(
 
 _OPTIONAL = ("logprobs", "prompt_logprobs")
 _PLAIN = [name for name in PARAMS_DTYPE.names or () if name not in (*_OPTIONAL, "changes_logits")]
-
-# top-p first looks at this many of the most likely tokens, and sorts the whole vocabulary only if they do not reach it
-TOP_P_WIDTH = 1024
 
 
 class SamplingRows:
@@ -189,7 +187,17 @@ def _sample_random(logits: torch.Tensor, params: np.ndarray, uniforms: np.ndarra
     temperature = torch.from_numpy(params["temperature"]).clamp(min=1e-37).float().unsqueeze(1)
     # the largest logit becomes 0 first, so that a tiny temperature cannot make it infinite
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
-    with_top_k = np.flatnonzero((params["top_k"] > 0) & (params["top_k"] < logits.shape[1]))
+    token_ids = draw_likely(scaled, params, uniforms)
+    rest = np.flatnonzero(token_ids < 0)
+    if rest.size:
+        some = scaled if rest.size == len(scaled) else scaled[torch.from_numpy(rest)]
+        token_ids[rest] = _draw_from_all(some, params[rest], uniforms[rest])
+    return token_ids
+
+
+def _draw_from_all(scaled: torch.Tensor, params: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Draw a token per row from logits below the largest, over the temperature; see `_sample_random`."""
+    with_top_k = np.flatnonzero((params["top_k"] > 0) & (params["top_k"] < scaled.shape[1]))
     if with_top_k.size:
         index = torch.from_numpy(with_top_k)
         scaled[index] = _keep_top_k(scaled[index], params["top_k"][with_top_k])
@@ -201,11 +209,7 @@ def _sample_random(logits: torch.Tensor, params: np.ndarray, uniforms: np.ndarra
     if (params["min_p"] > 0).any():
         least = probabilities.amax(dim=-1, keepdim=True) * torch.from_numpy(params["min_p"]).unsqueeze(1)
         probabilities = probabilities.where(probabilities >= least.float(), 0)
-    cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    # strictly below the total, so that the first larger sum is always that of a token that was kept
-    target = torch.minimum(torch.from_numpy(uniforms).unsqueeze(1) * total, torch.nextafter(total, total.new_zeros(())))
-    return torch.searchsorted(cumulative, target, right=True).squeeze(1).int().numpy()
+    return draw(probabilities, uniforms).int().numpy()
 
 
 def _keep_top_k(scaled: torch.Tensor, top_k: np.ndarray) -> torch.Tensor:
@@ -217,19 +221,11 @@ def _keep_top_k(scaled: torch.Tensor, top_k: np.ndarray) -> torch.Tensor:
 
 def _keep_top_p(probabilities: torch.Tensor, top_p: np.ndarray) -> torch.Tensor:
     """Set all but the smallest set of likely tokens that reaches top_p to zero, row by row."""
-    num_rows, vocab_size = probabilities.shape
     wanted = torch.from_numpy(top_p).unsqueeze(1)
-    least, keep = probabilities.new_empty(num_rows, 1), wanted.new_empty(num_rows, 1, dtype=torch.int64)
-    pending = torch.arange(num_rows)
-    for width in (min(TOP_P_WIDTH, vocab_size), vocab_size):
-        largest = probabilities[pending].topk(width, dim=-1).values
-        reached = largest.cumsum(dim=-1, dtype=torch.float64)
-        keep[pending] = ((reached < wanted[pending]).sum(dim=-1, keepdim=True) + 1).clamp(max=width)
-        least[pending] = largest.gather(1, keep[pending] - 1)
-        pending = pending[reached[:, -1] < wanted[pending, 0]]
-        if not pending.numel():
-            break
-    return probabilities.where(_best(probabilities, least, keep), 0)
+    largest = probabilities.sort(dim=-1, descending=True).values
+    reached = largest.cumsum(dim=-1, dtype=torch.float64)
+    keep = ((reached < wanted).sum(dim=-1, keepdim=True) + 1).clamp(max=probabilities.shape[1])
+    return probabilities.where(_best(probabilities, largest.gather(1, keep - 1), keep), 0)
 
 
 def _best(values: torch.Tensor, least: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:

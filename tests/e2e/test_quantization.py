@@ -28,10 +28,10 @@ def test_a_request_gets_the_same_bits_alone_in_a_batch_and_in_chunks(make, tmp_p
 
 
 def test_the_bytes_that_are_planned_are_those_of_the_loaded_weights(tmp_path):
-    directory = tiny_llama(tmp_path)
-    (part,) = stage_parts(load_config(directory), CacheDtypes("float32"), num_stages=1)
+    directory = tiny_llama(tmp_path, hidden_size=64, intermediate_size=128, head_dim=16)
+    (part,) = stage_parts(load_config(directory), CacheDtypes("float32"), num_stages=1, pipeline_split=None)
     with LLM(str(directory), quantization="int8", kv_cache_memory="4MiB") as llm:
-        (loaded,) = llm._core.executor.collective_rpc("load_model")
+        (loaded,) = llm.core.executor.collective_rpc("load_model")
         assert loaded == part.weight_bytes(4, quantization="int8")
 
 

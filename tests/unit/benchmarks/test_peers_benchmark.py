@@ -50,8 +50,14 @@ def test_girih_and_transformers_take_turns_on_the_same_work(model):
     assert [ratio["min"], ratio["max"]] == pytest.approx(expected)
 
 
+def test_prompts_may_have_their_first_tokens_in_common(model):
+    done = run_peers("--model", model, *SMALL, "--shared", 4, "--threads", 1, "--variants", "girih-float32", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["work"]["shared"] == 4
+
+
 def test_an_engine_stands_still_while_it_is_not_its_turn_and_is_gone_in_the_end(model):
-    work = {"model": str(model), "requests": 1, "input": 3, "output": 2}
+    work = {"model": str(model), "requests": 1, "input": 3, "output": 2, "shared": 0, "kv_cache_gib": 1}
     peer = PeerProcess("ours", Variant("girih", {}, {"OMP_NUM_THREADS": "1"}), sys.executable, work)
     number = peer._process.pid
     try:
@@ -66,8 +72,9 @@ def test_an_engine_stands_still_while_it_is_not_its_turn_and_is_gone_in_the_end(
 
 def test_an_engine_that_ends_early_is_an_error_with_its_last_words():
     variant = Variant("girih", {"dtype": "float128"})
+    work = {"model": "smollm2", "requests": 1, "input": 1, "output": 1, "shared": 0, "kv_cache_gib": 1}
     with pytest.raises(SystemExit, match=r"(?s)ours ended with exit code 1.*float128"):
-        PeerProcess("ours", variant, sys.executable, {"model": "smollm2", "input": 1, "output": 1, "requests": 1})
+        PeerProcess("ours", variant, sys.executable, work)
 
 
 def test_ratios_are_those_of_one_alternation_and_the_best_peer_may_change():
@@ -94,6 +101,8 @@ def test_every_variant_has_a_file_that_runs_it():
         (["--variants", "vllm-float32"], "vllm-float32: give --vllm-python"),
         (["--llamacpp-python", "x"], "--llamacpp-python needs --gguf FILE"),
         (["--rounds", "0"], "--rounds 0 must be at least 1"),
+        (["--kv-cache-gib", "0"], "--kv-cache-gib 0 must be at least 1"),
+        (["--input", "8", "--shared", "8"], "--shared 8 must be less than --input 8"),
     ],
 )
 def test_bad_input_is_one_clear_error(arguments, message):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from girih.request import SamplingParams
-from girih.worker import sampler
+from girih.worker import likely, sampler
 from girih.worker.sampler import SampleInput, SamplingRows, sample, token_logprobs, uniform
 
 V = 50
@@ -85,16 +85,24 @@ def test_of_equally_likely_tokens_the_first_are_kept(options):
     assert counts[2:].sum() == 0
 
 
-def test_rows_that_need_a_second_look_do_not_disturb_the_others(monkeypatch):
+@pytest.mark.parametrize(
+    "options", [{"top_p": 0.8}, {"top_k": 5}, {"top_k": 30, "top_p": 0.7}, {"top_p": 0.9, "min_p": 0.02}, {"top_k": 64}]
+)
+@pytest.mark.parametrize("widths", [(2,), (4, 16), (63,), (64, 1024)])
+def test_few_likely_tokens_give_the_draw_of_the_whole_vocabulary(options, widths, monkeypatch):
     logits = torch.randn(6, 64, generator=torch.Generator().manual_seed(0)) * torch.tensor([[9.0, 0, 5, 0.1, 7, 0]]).T
-    rows = make_rows([SamplingParams(seed=i, top_p=0.8) for i in range(6)], [(1,)] * 6)
-    expected = sample(logits.clone(), rows)
-    monkeypatch.setattr(sampler, "TOP_P_WIDTH", 4)
-    assert sample(logits.clone(), rows).tolist() == expected.tolist()
+    logits[4, :20] = 7.0  # as likely as each other, and cut somewhere between them
+    rows = make_rows([SamplingParams(seed=i, **options) for i in range(6)], [(1,)] * 6)
+    for seed in range(20):
+        rows.params["seed"] = np.arange(6) + 6 * seed
+        monkeypatch.setattr(likely, "WIDTHS", ())
+        expected = sample(logits.clone(), rows)
+        monkeypatch.setattr(likely, "WIDTHS", widths)
+        assert sample(logits.clone(), rows).tolist() == expected.tolist()
 
 
-def test_top_p_of_a_flat_distribution_sorts_beyond_the_first_look(monkeypatch):
-    monkeypatch.setattr(sampler, "TOP_P_WIDTH", 8)
+def test_top_p_of_a_flat_distribution_looks_at_all_tokens(monkeypatch):
+    monkeypatch.setattr(likely, "WIDTHS", (8,))
     counts = support(torch.zeros(1, 32), SamplingParams(seed=0, top_p=0.5), 2000)
     assert set(np.flatnonzero(counts)) == set(range(16))
 
