@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 # A thread that waits for others sleeps instead of spinning: where other programs use the cores too, spinning made
-# small matrix products up to 40 times slower. First it spins for about as long as waking it up takes, 0.1 ms, so that
-# waiting costs at most twice the best of both. OpenMP reads this when torch is loaded, which happens later.
+# small matrix products up to 40 times slower. First it spins for about 0.1 ms, as long as waking it up takes, and longer
+# than Python needs from one kernel of a step to the next. OpenMP reads this when torch is loaded, which happens later.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 ROOT = Path("/")
 
