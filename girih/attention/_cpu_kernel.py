@@ -34,6 +34,7 @@ from girih.attention._cpu_tile import (
     clear,
     inner_padded,
     inner_tile_bytes,
+    list_tile,
     padded,
     tile_bytes,
     tile_tokens,
@@ -148,11 +149,21 @@ def _start_partition(job: Any, item: Any, first: int, partials: int) -> None:
 def _partition(job: Any, item: Any, kind: Any, first: int, stop: int, scratch: int, partials: int) -> None:
     """Compute what keys first .. stop, of one partition, give to the item's queries."""
     width = job.tile_tokens
+    list_bytes = width * (8 + 8)
+    lists = scratch + inner_tile_bytes(width, job.head_size, job.v_head_size) - 2 * list_bytes
+    listed = -1
     _start_partition(job, item, first, partials)
     while first < stop:
         start = first // width * width
+        rows = lists + start // width % 2 * list_bytes
+        if listed != start:
+            list_tile(job, item, start, first, min(stop, start + width), rows)
+        listed, next_rows = start + width, 0
+        if listed < item.stop:
+            next_rows = lists + listed // width % 2 * list_bytes
+            list_tile(job, item, listed, listed, min(item.stop, listed + width), next_rows)
         for head in range(job.num_kv_heads):
-            add_tile(job, item, kind, head, start, first, min(stop, start + width), scratch, partials)
+            add_tile(job, item, kind, head, start, first, min(stop, start + width), rows, next_rows, scratch, partials)
         first = start + width
 
 

@@ -29,14 +29,16 @@ def _dots(num: int) -> Any:
     num_keys = {1: 16, 2: 8}.get(num, 4)
 
     @intrinsic
-    def dots(_typing: Any, queries: Any, size: Any, keys: Any, kind: Any, scores: Any, row_bytes: Any) -> Any:
-        """Write dot products of queries [num, size] and the next keys, which lie at these addresses, to scores."""
+    def dots(
+        _typing: Any, queries: Any, size: Any, keys: Any, shift: Any, kind: Any, scores: Any, row_bytes: Any
+    ) -> Any:
+        """Write dot products of queries [num, size] and the next keys, at these addresses plus a shift, to scores."""
 
         def _multiply(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            queries, size, keys, _, scores, row_bytes = args
+            queries, size, keys, shift, _, scores, row_bytes = args
             element, word = kind.instance_type, ir.IntType(64)
             table = builder.load(pointer(builder, keys, ir.ArrayType(word, num_keys)), align=8)
-            rows = [builder.extract_value(table, j) for j in range(num_keys)]
+            rows = [builder.add(builder.extract_value(table, j), shift) for j in range(num_keys)]
             sums = [cgutils.alloca_once_value(builder, constant(0.0)) for _ in range(num * num_keys)]
             with cgutils.for_range(builder, builder.lshr(size, word(4))) as loop:
                 column = builder.shl(loop.index, word(4))
@@ -62,7 +64,7 @@ def _dots(num: int) -> Any:
                 builder.store(result, pointer(builder, to, result.type), align=4)
             return _context.get_dummy_value()
 
-        return types.void(*[types.int64] * 3, kind, *[types.int64] * 2), _multiply
+        return types.void(*[types.int64] * 4, kind, *[types.int64] * 2), _multiply
 
     return dots
 
@@ -72,13 +74,13 @@ def _weigh(num: int, width: int) -> Any:
 
     @intrinsic
     def weigh(
-        _typing: Any, weights: Any, row_bytes: Any, values: Any, num_values: Any, column: Any, kind: Any,
+        _typing: Any, weights: Any, row_bytes: Any, values: Any, shift: Any, num_values: Any, column: Any, kind: Any,
         factors: Any, sums: Any, sum_bytes: Any,
     ) -> Any:  # fmt: skip
-        """Let sums of each query be sums * factors + weights of values from a column on, which lie at addresses."""
+        """Let sums of each query be sums * factors + weights of values from a column on, at addresses plus a shift."""
 
         def _multiply(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-            weights, row_bytes, values, num_values, column, _, factors, sums, sum_bytes = args
+            weights, row_bytes, values, shift, num_values, column, _, factors, sums, sum_bytes = args
             element, word, made = kind.instance_type, ir.IntType(64), {}
             for i in range(num):
                 factor = read(builder, place(builder, factors, word(i * LANES), 4), types.float32)
@@ -88,7 +90,7 @@ def _weigh(num: int, width: int) -> Any:
                     old = builder.fmul(read(builder, at, types.float32), factor)
                     made[i, d] = at, cgutils.alloca_once_value(builder, old)
             with cgutils.for_range(builder, num_values) as loop:
-                row = builder.load(pointer(builder, place(builder, values, loop.index, 8), word))
+                row = builder.add(builder.load(pointer(builder, place(builder, values, loop.index, 8), word)), shift)
                 v = [
                     read(
                         builder,
@@ -107,7 +109,7 @@ def _weigh(num: int, width: int) -> Any:
                 builder.store(builder.load(one), pointer(builder, at, VECTOR), align=4)
             return _context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5, kind, *[types.int64] * 3), _multiply
+        return types.void(*[types.int64] * 6, kind, *[types.int64] * 3), _multiply
 
     return weigh
 

@@ -110,8 +110,11 @@ def tile_tokens(head_size: int, v_head_size: int) -> int:
 
 
 def tile_bytes(tokens: int, head_size: int, v_head_size: int) -> int:
-    """Return the bytes for a tile: addresses and scales of keys and values, 4 rows of scores, 4 factors, copies."""
+    """Return the bytes for a tile: addresses and scales of keys and values, 4 rows of scores, 4 factors, copies;
+    and for two lists of addresses, of this tile and the next, at the end.
+    """
     lists = tokens * (8 + 8 + 4 + 4) + 4 * (tokens * F4_BYTES + LANES_BYTES)
+    lists += 2 * tokens * (8 + 8)
     return lists + tokens * (-(-head_size // LANES) + -(-v_head_size // LANES)) * LANES_BYTES
 
 
@@ -127,46 +130,48 @@ def clear(address: int, num_bytes: int) -> None:
 
 
 @inner
-def _list_rows(job: Any, item: Any, pages: int, stride: int, head: int, size: int, start: int, first: int, stop: int,
-               copies: int, rows: int) -> None:  # fmt: skip
-    """List where one head of the keys, or values, of a tile is; for tokens outside of first .. stop, that of `first`.
-
-    Those of the next tile are brought near meanwhile, as the processor cannot guess the next page.
-
-    Rows that are not whole vectors are copied, with zeros behind them.
-    """
+def _list_rows(job: Any, item: Any, pages: int, stride: int, size: int, start: int, first: int, stop: int,
+               rows: int) -> None:  # fmt: skip
+    """List where the keys, or values, of a tile are; for tokens outside of first .. stop, that of `first`."""
     blocks = array_at(job.block_table + item.row * job.table_width * 4, stop // job.block_size + 1, np.int32)
     row = array_at(rows, job.tile_tokens, np.int64)
-    last = (item.stop - 1) // job.block_size
-    row_bytes, token_bytes = size * job.itemsize, job.num_kv_heads * size * job.itemsize
+    token_bytes = job.num_kv_heads * size * job.itemsize
     position = first
     while position < stop:
         column = position // job.block_size
         slot = position - column * job.block_size
-        at = pages + np.int64(blocks[column]) * stride * job.itemsize + slot * token_bytes + head * row_bytes
+        at = pages + np.int64(blocks[column]) * stride * job.itemsize + slot * token_bytes
         end = min(stop, position - slot + job.block_size)
-        ahead = min(column + max(1, job.tile_tokens // job.block_size), last)  # of the next tile
-        shift = (np.int64(blocks[ahead]) - np.int64(blocks[column])) * stride * job.itemsize
         for place in range(position - start, end - start):
             row[place] = at
-            for line in range(0, row_bytes, 64):
-                prefetch(at + shift + line)
             at += token_bytes
         position = end
-    whole_bytes = inner_padded(size) * job.itemsize
-    if whole_bytes != row_bytes:
-        for place in range(first - start, stop - start):
-            source, copy = array_at(row[place], row_bytes, np.uint8), copies + place * whole_bytes
-            target = array_at(copy, whole_bytes, np.uint8)
-            for i in range(row_bytes):
-                target[i] = source[i]
-            for i in range(row_bytes, whole_bytes):
-                target[i] = 0
-            row[place] = copy
     for j in range(first - start):
         row[j] = row[first - start]
     for j in range(stop - start, job.tile_tokens):
         row[j] = row[first - start]
+
+
+@inner
+def list_tile(job: Any, item: Any, start: int, first: int, stop: int, rows: int) -> None:
+    """List where the keys and values first .. stop are, which are in the tile from position `start` on."""
+    _list_rows(job, item, job.key, job.key_stride, job.head_size, start, first, stop, rows)
+    rows += job.tile_tokens * 8
+    _list_rows(job, item, job.value, job.value_stride, job.v_head_size, start, first, stop, rows)
+
+
+@inner
+def _copy_rows(num: int, rows: int, shift: int, row_bytes: int, whole_bytes: int, copies: int, copied: int) -> None:
+    """Copy rows that are not whole vectors, with zeros behind them, and list where these are."""
+    row, to = array_at(rows, num, np.int64), array_at(copied, num, np.int64)
+    for place in range(num):
+        source = array_at(row[place] + shift, row_bytes, np.uint8)
+        target = array_at(copies + place * whole_bytes, whole_bytes, np.uint8)
+        for i in range(row_bytes):
+            target[i] = source[i]
+        for i in range(row_bytes, whole_bytes):
+            target[i] = 0
+        to[place] = copies + place * whole_bytes
 
 
 @inner
@@ -223,84 +228,92 @@ def _weights(scores: int, width: int, first: int, stop: int, key_scales: int, va
 
 
 @inner
-def _dots(num: int, queries: int, size: int, keys: int, num_keys: int, kind: Any, scores: int, row_bytes: int) -> None:
-    """Write the dot products of 1 to 4 queries and a multiple of 16 keys to scores."""
-    if num == 4:
-        for j in range(0, num_keys, 4):
-            dots4(queries, size, keys + 8 * j, kind, scores + F4_BYTES * j, row_bytes)
-    elif num == 3:
-        for j in range(0, num_keys, 4):
-            dots3(queries, size, keys + 8 * j, kind, scores + F4_BYTES * j, row_bytes)
-    elif num == 2:
-        for j in range(0, num_keys, 8):
-            dots2(queries, size, keys + 8 * j, kind, scores + F4_BYTES * j, row_bytes)
-    else:
-        for j in range(0, num_keys, 16):
-            dots1(queries, size, keys + 8 * j, kind, scores + F4_BYTES * j, row_bytes)
+def _bring(rows: int, num_rows: int, shift: int, row_bytes: int) -> None:
+    """Bring rows near, as the processor cannot guess the next page."""
+    row = array_at(rows, num_rows, np.int64)
+    for j in range(num_rows):
+        for line in range(0, row_bytes, 64):
+            prefetch(row[j] + shift + line)
 
 
 @inner
-def _weigh(num: int, weights: int, row_bytes: int, values: int, num_values: int, size: int, kind: Any, factors: int,
-           sums: int, sum_bytes: int) -> None:  # fmt: skip
+def _dots(num: int, queries: int, size: int, keys: int, shift: int, num_keys: int, kind: Any, scores: int,
+          row_bytes: int) -> None:  # fmt: skip
+    """Write the dot products of 1 to 4 queries and a multiple of 4 (of 2 queries: 8, of 1: 16) keys to scores."""
+    if num == 4:
+        for j in range(0, num_keys, 4):
+            dots4(queries, size, keys + 8 * j, shift, kind, scores + F4_BYTES * j, row_bytes)
+    elif num == 3:
+        for j in range(0, num_keys, 4):
+            dots3(queries, size, keys + 8 * j, shift, kind, scores + F4_BYTES * j, row_bytes)
+    elif num == 2:
+        for j in range(0, num_keys, 8):
+            dots2(queries, size, keys + 8 * j, shift, kind, scores + F4_BYTES * j, row_bytes)
+    else:
+        for j in range(0, num_keys, 16):
+            dots1(queries, size, keys + 8 * j, shift, kind, scores + F4_BYTES * j, row_bytes)
+
+
+@inner
+def _weigh(num: int, weights: int, row_bytes: int, values: int, shift: int, num_values: int, size: int, kind: Any,
+           factors: int, sums: int, sum_bytes: int) -> None:  # fmt: skip
     """Let the sums [size] of 1 to 4 queries be sums * factors + weights @ values."""
     column = 0
     while column < size:
         if size - column >= 4 * LANES:
             if num == 4:
-                weigh4(weights, row_bytes, values, num_values, column, kind, factors, sums, sum_bytes)
+                weigh4(weights, row_bytes, values, shift, num_values, column, kind, factors, sums, sum_bytes)
             elif num == 3:
-                weigh3(weights, row_bytes, values, num_values, column, kind, factors, sums, sum_bytes)
+                weigh3(weights, row_bytes, values, shift, num_values, column, kind, factors, sums, sum_bytes)
             elif num == 2:
-                weigh2(weights, row_bytes, values, num_values, column, kind, factors, sums, sum_bytes)
+                weigh2(weights, row_bytes, values, shift, num_values, column, kind, factors, sums, sum_bytes)
             else:
-                weigh1(weights, row_bytes, values, num_values, column, kind, factors, sums, sum_bytes)
+                weigh1(weights, row_bytes, values, shift, num_values, column, kind, factors, sums, sum_bytes)
             column += 4 * LANES
         else:
             if num == 4:
-                weigh4_16(weights, row_bytes, values, num_values, column, kind, factors, sums, sum_bytes)
+                weigh4_16(weights, row_bytes, values, shift, num_values, column, kind, factors, sums, sum_bytes)
             elif num == 3:
-                weigh3_16(weights, row_bytes, values, num_values, column, kind, factors, sums, sum_bytes)
+                weigh3_16(weights, row_bytes, values, shift, num_values, column, kind, factors, sums, sum_bytes)
             elif num == 2:
-                weigh2_16(weights, row_bytes, values, num_values, column, kind, factors, sums, sum_bytes)
+                weigh2_16(weights, row_bytes, values, shift, num_values, column, kind, factors, sums, sum_bytes)
             else:
-                weigh1_16(weights, row_bytes, values, num_values, column, kind, factors, sums, sum_bytes)
+                weigh1_16(weights, row_bytes, values, shift, num_values, column, kind, factors, sums, sum_bytes)
             column += LANES
 
 
 @inner
-def _list_tile(job: Any, item: Any, head: int, start: int, first: int, stop: int, scratch: int) -> None:
-    """Fill the lists of a tile: where keys and values are, and their scales."""
-    width = job.tile_tokens
-    copies = scratch + width * 24 + 4 * (width * F4_BYTES + LANES_BYTES)
-    _list_rows(job, item, job.key, job.key_stride, head, job.head_size, start, first, stop, copies, scratch)
-    copies += width * inner_padded(job.head_size) * F4_BYTES
-    _list_rows(
-        job, item, job.value, job.value_stride, head, job.v_head_size, start, first, stop, copies, scratch + width * 8
-    )
-    if job.key_scale != 0:
-        to = scratch + width * 16
-        _list_scales(job, item, job.key_scale, job.key_scale_stride, head, start, first, stop, to)
-        to += width * F4_BYTES
-        _list_scales(job, item, job.value_scale, job.value_scale_stride, head, start, first, stop, to)
+def add_tile(job: Any, item: Any, kind: Any, head: int, start: int, first: int, stop: int, rows: int, next_rows: int,
+             scratch: int, partials: int) -> None:  # fmt: skip
+    """Let the keys first .. stop of one head, in the tile from position `start` on, count for every query.
 
-
-@inner
-def add_tile(
-    job: Any, item: Any, kind: Any, head: int, start: int, first: int, stop: int, scratch: int, partials: int
-) -> None:
-    """Let the keys first .. stop of one head, in the tile from position `start` on, count for every query."""
-    _list_tile(job, item, head, start, first, stop, scratch)
-    size, v_size, width, group = (
-        inner_padded(job.head_size),
-        inner_padded(job.v_head_size),
-        job.tile_tokens,
-        job.heads_per_kv_head,
+    Where keys and values are is listed in `rows`; those of the next tile, if any, are brought near meanwhile.
+    """
+    size, v_size = inner_padded(job.head_size), inner_padded(job.v_head_size)
+    width, group = job.tile_tokens, job.heads_per_kv_head
+    key_bytes, v_bytes = job.head_size * job.itemsize, job.v_head_size * job.itemsize
+    keys, values, shift, v_shift, scales = (
+        rows,
+        rows + width * 8,
+        head * key_bytes,
+        head * v_bytes,
+        scratch + width * 16,
     )
-    keys, values, scales = scratch, scratch + width * 8, scratch + width * 16
-    key_scales = scales if job.key_scale != 0 else 0
-    value_scales = scales + width * F4_BYTES if job.key_scale != 0 else 0
     scores = scratch + width * 24
     factors, row_bytes, partial_bytes = scores + 4 * width * F4_BYTES, width * F4_BYTES, (2 * LANES + v_size) * F4_BYTES
+    copies = factors + 4 * LANES_BYTES
+    if size != job.head_size:
+        _copy_rows(width, keys, shift, key_bytes, size * job.itemsize, copies, scratch)
+        keys, shift = scratch, 0
+    if v_size != job.v_head_size:
+        copies += width * size * F4_BYTES
+        _copy_rows(width, values, v_shift, v_bytes, v_size * job.itemsize, copies, scratch + width * 8)
+        values, v_shift = scratch + width * 8, 0
+    key_scales = value_scales = 0
+    if job.key_scale != 0:
+        key_scales, value_scales = scales, scales + width * F4_BYTES
+        _list_scales(job, item, job.key_scale, job.key_scale_stride, head, start, first, stop, key_scales)
+        _list_scales(job, item, job.value_scale, job.value_scale_stride, head, start, first, stop, value_scales)
     num_pairs = item.num_queries * group  # of a query and one of its heads
     queries = job.query + (head * job.num_tokens + item.token) * group * size * F4_BYTES
     for pair in range(0, num_pairs, 4):
@@ -311,8 +324,12 @@ def add_tile(
             continue
         begin, end = begin // LANES * LANES, (end + LANES - 1) // LANES * LANES
         partial = partials + (head * num_pairs + pair) * partial_bytes
-        _dots(num, queries + pair * size * F4_BYTES, size, keys + begin * 8, end - begin, kind,
-              scores + begin * F4_BYTES, row_bytes)  # fmt: skip
+        for j in range(begin, end, LANES):
+            if pair == 0 and next_rows != 0:
+                _bring(next_rows + j * 8, LANES, head * key_bytes, key_bytes)
+                _bring(next_rows + (width + j) * 8, LANES, head * v_bytes, v_bytes)
+            _dots(num, queries + pair * size * F4_BYTES, size, keys + j * 8, shift, LANES, kind,
+                  scores + j * F4_BYTES, row_bytes)  # fmt: skip
         for i in range(num):
             position = item.position + (pair + i) // group
             low, high = max(first, position + 1 - job.window) - start, min(stop, position + 1) - start
@@ -322,5 +339,5 @@ def add_tile(
                 value_scales + begin * F4_BYTES if value_scales != 0 else 0,
                 partial + i * partial_bytes, factors + i * LANES_BYTES,
             )  # fmt: skip
-        _weigh(num, scores + begin * F4_BYTES, row_bytes, values + begin * 8, end - begin, v_size, kind, factors,
-               partial + 2 * LANES_BYTES, partial_bytes)  # fmt: skip
+        _weigh(num, scores + begin * F4_BYTES, row_bytes, values + begin * 8, v_shift, end - begin, v_size, kind,
+               factors, partial + 2 * LANES_BYTES, partial_bytes)  # fmt: skip
