@@ -130,11 +130,15 @@ def _int8_products(rows: int) -> Any:
         def _multiply(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
             x, x_bytes, first, size, panel, output, output_bytes = args
             xs = _starts(builder, builder.add(x, builder.mul(first, _WORD(2))), x_bytes, rows)
+            ahead = builder.mul(x_bytes, _WORD(PANEL // 2))  # the next panel comes near while rows meet this one
             bytes_, shorts = (ir.VectorType(ir.IntType(bits), 2 * LANES) for bits in (8, 16))
 
             def step(column: Any, sums: list[Any]) -> None:
                 here = builder.add(panel, builder.mul(column, _WORD(PANEL)))
                 pieces = _starts(builder, here, _WORD(2 * LANES), WEIGHT_ROWS)
+                if rows > 1:
+                    for at in pieces[::2]:
+                        _prefetch(builder, builder.add(at, ahead))
                 w = [builder.sext(builder.load(pointer(builder, at, bytes_), align=1), shorts) for at in pieces]
                 for i, at in enumerate(xs):
                     pair = builder.load(pointer(builder, place(builder, at, column, 2), INT), align=2)
