@@ -30,7 +30,8 @@ __all__ = [
     "LANES", "add", "array_at", "bytes_of", "divide", "exp2", "fetch_add", "inner", "keep", "larger", "largest",
     "load", "load_as", "load_some", "multiply", "multiply_add", "prefetch", "rounded", "splat", "store", "store_as",
     "store_some", "subtract", "total",
-    "BITS", "FLOAT", "INT", "VECTOR", "constant", "fma", "intrinsic", "place", "pointer", "read", "spread", "sum_each",
+    "BITS", "FLOAT", "INT", "VECTOR", "bring_near", "constant", "fma", "intrinsic", "place", "pointer", "read",
+    "spread", "sum_each",
 ]  # fmt: skip
 
 intrinsic: Any = numba_intrinsic  # its type hides that compiled functions leave out the first argument
@@ -164,10 +165,7 @@ def prefetch(_typing: Any, address: Any) -> Any:
     """Have the 64 bytes around an address brought near; any address will do."""
 
     def _bring(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        at = pointer(builder, args[0], ir.IntType(8))
-        kind = ir.FunctionType(ir.VoidType(), [at.type, INT, INT, INT])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, (at, INT(0), INT(2), INT(1)))  # to read; to the second cache; data
+        bring_near(builder, args[0])
         return context.get_dummy_value()
 
     return types.void(types.int64), _bring
@@ -356,6 +354,14 @@ def exp2(_typing: Any, lanes: Any) -> Any:
         return builder.fmul(whole, part)
 
     return _LANES(_LANES), _power
+
+
+def bring_near(builder: Any, address: Any) -> None:
+    """Have the 64 bytes around an address brought into the second cache; any address will do."""
+    at = pointer(builder, address, ir.IntType(8))
+    kind = ir.FunctionType(ir.VoidType(), [at.type, INT, INT, INT])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, (at, INT(0), INT(2), INT(1)))  # to read; to the second cache; data
 
 
 def place(builder: Any, address: Any, index: Any, itemsize: int) -> Any:

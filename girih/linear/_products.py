@@ -23,6 +23,7 @@ from girih.kernels.lanes import (
     INT,
     LANES,
     VECTOR,
+    bring_near,
     constant,
     fma,
     intrinsic,
@@ -43,7 +44,7 @@ X_STEPS = 16383
 EXACT_COLUMNS = 1024
 """Of products of X_STEPS and 127 so many can be summed up in 32 bits."""
 
-_WORD, _BYTE = ir.IntType(64), ir.IntType(8)
+_WORD = ir.IntType(64)
 _FOUR = ir.VectorType(FLOAT, WEIGHT_ROWS)
 _AHEAD_ROWS = 8
 """So many rows ahead a weight is brought near, where several rows are multiplied: one row alone reads in order."""
@@ -61,13 +62,6 @@ def _sums(
 
 def _starts(builder: Any, address: Any, row_bytes: Any, rows: int) -> list[Any]:
     return [builder.add(address, builder.mul(row_bytes, _WORD(i))) for i in range(rows)]
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    at = pointer(builder, address, _BYTE)
-    kind = ir.FunctionType(ir.VoidType(), [at.type, INT, INT, INT])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, (at, INT(0), INT(2), INT(1)))  # to read; to the second cache; data
 
 
 def _part(builder: Any, sixteen: Any, row: int) -> Any:
@@ -96,7 +90,7 @@ def _products(rows: int) -> Any:
                 here = [place(builder, at, column, element.bitwidth // 8) for at in ws]
                 if rows > 1:
                     for at in here:
-                        _prefetch(builder, builder.add(at, ahead))
+                        bring_near(builder, builder.add(at, ahead))
                 w = [read(builder, at, element) for at in here]
                 for i, at in enumerate(xs):
                     one = read(builder, place(builder, at, column, 4), types.float32)
@@ -138,7 +132,7 @@ def _int8_products(rows: int) -> Any:
                 pieces = _starts(builder, here, _WORD(2 * LANES), WEIGHT_ROWS)
                 if rows > 1:
                     for at in pieces[::2]:
-                        _prefetch(builder, builder.add(at, ahead))
+                        bring_near(builder, builder.add(at, ahead))
                 w = [builder.sext(builder.load(pointer(builder, at, bytes_), align=1), shorts) for at in pieces]
                 for i, at in enumerate(xs):
                     pair = builder.load(pointer(builder, place(builder, at, column, 2), INT), align=2)

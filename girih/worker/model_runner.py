@@ -42,6 +42,9 @@ NOT_A_NUMBER = (
     "computed no finite numbers (damaged weights, or too large for the dtype: try --dtype float32)"
 )
 
+# of the warm-up's prompt: more than the few that some kernels treat in another way
+WARM_UP_TOKENS = 8
+
 # context of the profile step's decode rows, all together: enough to fill a backend's buffers
 PROFILE_DECODE_TOKENS = 1 << 17
 
@@ -136,7 +139,7 @@ class ModelRunner:
             elements = parameter.flatten()
             elements[:: mmap.PAGESIZE // elements.itemsize].sum()  # something of each page
             elements[-1:].sum()  # a mapped tensor need not begin with a page
-        self._made_up_step([0, 1], [2, 1], layers=self.model.distinct_layers())
+        self._made_up_step([0, 1], [WARM_UP_TOKENS, 1], layers=self.model.distinct_layers())
         self.is_warm = True
 
     @torch.inference_mode()

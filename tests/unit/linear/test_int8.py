@@ -80,20 +80,6 @@ def test_a_row_that_is_not_finite_gives_no_number_and_harms_no_other(wrong):
     assert torch.equal(result[::2], matrix.product(x[::2]))
 
 
-def test_the_number_of_threads_changes_no_bit():
-    matrix, x = Int8Matrix(numbers(1200, 256)), numbers(90, 256, seed=1)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for num_threads in (1, 2, 5):
-            torch.set_num_threads(num_threads)
-            results.append(matrix.product(x))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
 def test_bias_and_dtypes_are_those_of_other_forms():
     weight, x = numbers(20, 48, dtype=torch.bfloat16), numbers(3, 48, seed=1, dtype=torch.bfloat16)
     bias, matrix = numbers(20, seed=2, dtype=torch.bfloat16), Int8Matrix(weight)
