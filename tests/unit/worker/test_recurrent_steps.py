@@ -15,6 +15,7 @@ from girih.kv.config import KVCacheConfig, KVCacheGroupSpec, KVCacheLayer
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.kv.specs.sliding_window import SlidingWindowRetention
 from girih.kv.specs.state import StateRetention
+from girih.worker.model_runner import WARM_UP_TOKENS
 from tests.step_driver import StepDriver, make_worker
 from tests.toy_recurrent import installed
 from tests.toy_recurrent.checkpoint import Dense, save
@@ -73,7 +74,8 @@ def test_a_profile_step_runs_through_recurrent_layers_too(directory):
     for index in (0, 1, 3):
         layers[index].mixer.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
     assert worker.determine_available_memory().available_bytes > 0
-    assert seen == [3, 3, 3, 64, 64, 64], "a small step to warm up, then the largest"
+    small = WARM_UP_TOKENS + 1
+    assert seen == [small] * 3 + [64] * 3, "a small step to warm up, then the largest"
 
 
 @pytest.mark.parametrize("chunk", [90, 1, 23])
