@@ -30,8 +30,8 @@ __all__ = [
     "LANES", "add", "array_at", "bytes_of", "divide", "exp2", "fetch_add", "inner", "keep", "larger", "largest",
     "load", "load_as", "load_some", "multiply", "multiply_add", "prefetch", "rounded", "splat", "store", "store_as",
     "store_some", "subtract", "total",
-    "BITS", "FLOAT", "INT", "VECTOR", "bring_near", "constant", "fma", "intrinsic", "place", "pointer", "read",
-    "spread", "sum_each",
+    "BITS", "FLOAT", "INT", "LANES_TYPE", "VECTOR", "bring_near", "constant", "fma", "intrinsic", "place", "pointer",
+    "read", "spread", "sum_each",
 ]  # fmt: skip
 
 intrinsic: Any = numba_intrinsic  # its type hides that compiled functions leave out the first argument
@@ -50,7 +50,7 @@ class _LanesType(types.Type):
         super().__init__(name="Lanes")
 
 
-_LANES = _LanesType()
+LANES_TYPE = _LanesType()
 
 
 @register_model(_LanesType)
@@ -174,7 +174,7 @@ def prefetch(_typing: Any, address: Any) -> Any:
 @intrinsic
 def load(_typing: Any, address: Any) -> Any:
     """Return 16 float32 at an address."""
-    return _LANES(types.int64), lambda _context, builder, _signature, args: read(builder, args[0], types.float32)
+    return LANES_TYPE(types.int64), lambda _context, builder, _signature, args: read(builder, args[0], types.float32)
 
 
 @intrinsic
@@ -185,7 +185,7 @@ def store(_typing: Any, address: Any, lanes: Any) -> Any:
         builder.store(args[1], pointer(builder, args[0], VECTOR), align=4)
         return context.get_dummy_value()
 
-    return types.void(types.int64, _LANES), _write
+    return types.void(types.int64, LANES_TYPE), _write
 
 
 @intrinsic
@@ -198,7 +198,7 @@ def bytes_of(_typing: Any, kind: Any) -> Any:
 @intrinsic
 def load_as(_typing: Any, address: Any, kind: Any) -> Any:
     """Return 16 numbers of a type at an address."""
-    return _LANES(types.int64, kind), lambda _context, builder, _signature, args: read(
+    return LANES_TYPE(types.int64, kind), lambda _context, builder, _signature, args: read(
         builder, args[0], kind.instance_type
     )
 
@@ -213,7 +213,7 @@ def store_as(_typing: Any, address: Any, lanes: Any, kind: Any) -> Any:
         builder.store(numbers, pointer(builder, args[0], numbers.type), align=element.bitwidth // 8)
         return context.get_dummy_value()
 
-    return types.void(types.int64, _LANES, kind), _write
+    return types.void(types.int64, LANES_TYPE, kind), _write
 
 
 @intrinsic
@@ -230,7 +230,7 @@ def load_some(_typing: Any, address: Any, count: Any, kind: Any) -> Any:
         numbers = builder.call(function, (at, INT(element.bitwidth // 8), mask, ir.Constant(vector, None)))
         return _widen(builder, numbers, element)
 
-    return _LANES(types.int64, types.int64, kind), _read_some
+    return LANES_TYPE(types.int64, types.int64, kind), _read_some
 
 
 @intrinsic
@@ -247,7 +247,7 @@ def store_some(_typing: Any, address: Any, lanes: Any, count: Any, kind: Any) ->
         builder.call(function, (numbers, at, INT(element.bitwidth // 8), mask))
         return context.get_dummy_value()
 
-    return types.void(types.int64, _LANES, types.int64, kind), _write_some
+    return types.void(types.int64, LANES_TYPE, types.int64, kind), _write_some
 
 
 @intrinsic
@@ -258,55 +258,56 @@ def rounded(_typing: Any, lanes: Any, kind: Any) -> Any:
     def _round(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return _widen(builder, _narrow(builder, args[0], element), element)
 
-    return _LANES(_LANES, kind), _round
+    return LANES_TYPE(LANES_TYPE, kind), _round
 
 
 @intrinsic
 def splat(_typing: Any, number: Any) -> Any:
     """Return one number 16 times."""
-    return _LANES(types.float32), lambda _context, builder, _signature, args: spread(builder, args[0])
+    return LANES_TYPE(types.float32), lambda _context, builder, _signature, args: spread(builder, args[0])
 
 
 @intrinsic
 def add(_typing: Any, a: Any, b: Any) -> Any:
     """Return a + b."""
-    return _LANES(_LANES, _LANES), lambda _context, builder, _signature, args: builder.fadd(*args)
+    return LANES_TYPE(LANES_TYPE, LANES_TYPE), lambda _context, builder, _signature, args: builder.fadd(*args)
 
 
 @intrinsic
 def multiply(_typing: Any, a: Any, b: Any) -> Any:
     """Return a * b."""
-    return _LANES(_LANES, _LANES), lambda _context, builder, _signature, args: builder.fmul(*args)
+    return LANES_TYPE(LANES_TYPE, LANES_TYPE), lambda _context, builder, _signature, args: builder.fmul(*args)
 
 
 @intrinsic
 def subtract(_typing: Any, a: Any, b: Any) -> Any:
     """Return a - b."""
-    return _LANES(_LANES, _LANES), lambda _context, builder, _signature, args: builder.fsub(*args)
+    return LANES_TYPE(LANES_TYPE, LANES_TYPE), lambda _context, builder, _signature, args: builder.fsub(*args)
 
 
 @intrinsic
 def divide(_typing: Any, a: Any, b: Any) -> Any:
     """Return a / b."""
-    return _LANES(_LANES, _LANES), lambda _context, builder, _signature, args: builder.fdiv(*args)
+    return LANES_TYPE(LANES_TYPE, LANES_TYPE), lambda _context, builder, _signature, args: builder.fdiv(*args)
 
 
 @intrinsic
 def multiply_add(_typing: Any, a: Any, b: Any, c: Any) -> Any:
     """Return a * b + c, rounded once."""
-    return _LANES(_LANES, _LANES, _LANES), lambda _context, builder, _signature, args: fma(builder, *args)
+    three = [LANES_TYPE] * 3
+    return LANES_TYPE(*three), lambda _context, builder, _signature, args: fma(builder, *args)
 
 
 @intrinsic
 def larger(_typing: Any, a: Any, b: Any) -> Any:
     """Return the larger of each two; b where either is NaN."""
-    return _LANES(_LANES, _LANES), lambda _context, builder, _signature, args: _larger(builder, *args)
+    return LANES_TYPE(LANES_TYPE, LANES_TYPE), lambda _context, builder, _signature, args: _larger(builder, *args)
 
 
 @intrinsic
 def largest(_typing: Any, lanes: Any) -> Any:
     """Return the largest of the 16."""
-    return types.float32(_LANES), lambda _context, builder, _signature, args: _halve(builder, args[0], _larger)
+    return types.float32(LANES_TYPE), lambda _context, builder, _signature, args: _halve(builder, args[0], _larger)
 
 
 @intrinsic
@@ -316,7 +317,7 @@ def total(_typing: Any, lanes: Any) -> Any:
     def _sum(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return _halve(builder, args[0], lambda builder, a, b: builder.fadd(a, b))
 
-    return types.float32(_LANES), _sum
+    return types.float32(LANES_TYPE), _sum
 
 
 @intrinsic
@@ -332,7 +333,7 @@ def keep(_typing: Any, lanes: Any, first: Any, stop: Any, other: Any) -> Any:
         )
         return builder.select(inside, numbers, spread(builder, other))
 
-    return _LANES(_LANES, types.int64, types.int64, types.float32), _select
+    return LANES_TYPE(LANES_TYPE, types.int64, types.int64, types.float32), _select
 
 
 @intrinsic
@@ -353,7 +354,7 @@ def exp2(_typing: Any, lanes: Any) -> Any:
             part = fma(builder, part, rest, constant(terms.pop()))
         return builder.fmul(whole, part)
 
-    return _LANES(_LANES), _power
+    return LANES_TYPE(LANES_TYPE), _power
 
 
 def bring_near(builder: Any, address: Any) -> None:

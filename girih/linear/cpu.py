@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from girih.device.cpu import multiplies_bfloat16
+from girih.kernels.convert import converted
 from girih.kernels.kernel import Kernel
 from girih.kernels.threads import deal_out
 from girih.linear._cpu_kernel import BFLOAT16, FLOAT32, chunk_columns, num_threads
@@ -54,15 +55,16 @@ class CpuMatrix(PlainMatrix):
     ) -> torch.Tensor:
         """Return x @ weight.T + bias; see `Matrix`."""
         if 0 < x.shape[0] <= self._few:
-            return self._rounded(self._multiply_few(x), bias, dtype or x.dtype)
+            result, wanted = self._multiply_few(x), dtype or x.dtype
+            return result if bias is None and wanted is torch.float32 else converted(result, wanted, bias=bias)
         if self._many_by_float32 or dtype not in (None, x.dtype):
             return self._multiply_by_float32(x, bias, dtype or x.dtype)
         return super().product(x, bias)
 
     def _multiply_few(self, x: torch.Tensor) -> torch.Tensor:
         """Return the float32 products of few rows."""
-        if x.dtype != torch.float32 or not x.is_contiguous():  # to ask takes less than to call for nothing
-            x = x.to(torch.float32).contiguous()
+        if x.dtype is not torch.float32 or not x.is_contiguous():
+            x = converted(x, torch.float32)
         num_rows = x.shape[0]
         threads = num_threads(num_rows * self._num_numbers)
         result = torch.empty(num_rows, self._num_columns)
@@ -82,12 +84,6 @@ class CpuMatrix(PlainMatrix):
             part_bias = None if bias is None else bias[part].float()
             result[:, part] = torch.nn.functional.linear(exact, self.weight[part].float(), part_bias)
         return result
-
-    @staticmethod
-    def _rounded(result: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-        if bias is not None:
-            result += bias
-        return result if dtype == torch.float32 else result.to(dtype)
 
 
 MATRIX = CpuMatrix

@@ -11,11 +11,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from girih.kernels.convert import converted
 from girih.kernels.lanes import LANES
+from girih.kernels.processor import multiplies_int8
 from girih.kernels.threads import deal_out
 from girih.linear import Matrix
-from girih.linear._cpu_kernel import INT8, QUANTISE, chunk_columns, num_threads
-from girih.linear._products import PANEL
+from girih.linear._cpu_kernel import chunk_columns, num_threads
+from girih.linear._int8_kernel import INT8, INT8_TILES, QUANTISE, scratch_bytes
+from girih.linear._int8_products import PANEL, QUAD
+from girih.linear._int8_tiles import SHAPES, TILE_COLUMNS, TILE_ROWS
 from girih.units import cdiv, round_up
 
 LARGEST = 127.0
@@ -23,15 +27,19 @@ LARGEST = 127.0
 PANELS_AT_ONCE = 16
 """Of a weight, that are made at once."""
 
-FEW_ROWS = 4
+FEW_ROWS = 16
 """Up to so many rows of activations are rounded by each thread that multiplies them."""
 
 MANY_ROWS = 32
 """From so many rows of activations on several threads round them."""
 
 
+FEW_TILE_ROWS = 4
+"""Up to so many rows of activations are multiplied without a matrix unit, where there is one."""
+
+
 class Int8Matrix(Matrix):
-    """A weight as int8, in panels as `_products.py` reads them, with zeros around it.
+    """A weight as int8, in panels as `_int8_products.py` and `_int8_tiles.py` read them, with zeros around it.
 
     Args:
         weight: [out_features, in_features], float32 or bfloat16; not kept.
@@ -43,8 +51,8 @@ class Int8Matrix(Matrix):
         super().__init__()
         (num_rows, size), self.dtype = weight.shape, weight.dtype
         self.num_rows, self.size = num_rows, size
-        num_panels, width = cdiv(num_rows, PANEL), round_up(size, LANES)
-        panels = torch.zeros(num_panels, width // 2, PANEL, 2, dtype=torch.int8)
+        num_panels, width = cdiv(num_rows, PANEL), round_up(size, TILE_COLUMNS)
+        panels = torch.zeros(num_panels, width // QUAD, PANEL, QUAD, dtype=torch.int8)
         scales = torch.zeros(num_panels * PANEL)
         for first in range(0, num_panels, PANELS_AT_ONCE):
             rows = slice(first * PANEL, (first + PANELS_AT_ONCE) * PANEL)
@@ -53,11 +61,11 @@ class Int8Matrix(Matrix):
             scale = part.abs().amax(dim=1) / LARGEST
             values = (part / scale.where(scale > 0, 1).unsqueeze(1)).round().to(torch.int8)
             scales[rows] = scale
-            panels[first : first + PANELS_AT_ONCE] = values.view(-1, PANEL, width // 2, 2).transpose(1, 2)
+            panels[first : first + PANELS_AT_ONCE] = values.view(-1, PANEL, width // QUAD, QUAD).transpose(1, 2)
         self.panels = nn.Parameter(panels, requires_grad=False)
         self.scales = nn.Parameter(scales, requires_grad=False)
         # at hand, as a module looks parameters up slowly
-        self._num_columns = scales.numel()
+        self._num_columns, self._width = scales.numel(), width
         self._panels, self._scales = panels.data_ptr(), scales.data_ptr()
 
     def product(
@@ -65,34 +73,33 @@ class Int8Matrix(Matrix):
     ) -> torch.Tensor:
         """Return x @ weight.T + bias, of rounded numbers; see `Matrix`."""
         exact = self._in_whole_vectors(x)
-        num_rows, width = exact.shape
-        threads = num_threads(num_rows * width * self._num_columns)
+        num_rows, size = exact.shape
+        by_tiles = num_rows > FEW_TILE_ROWS and multiplies_int8()
+        threads = num_threads(num_rows * size * self._num_columns)
         result = torch.empty(num_rows, self._num_columns)
-        if num_rows <= FEW_ROWS:  # each thread rounds all of them, which takes less than to wait for one that does
-            scratch = torch.empty(threads * num_rows * (width * 2 + 4), dtype=torch.uint8)
-            given = (0, 0, exact.data_ptr(), scratch.data_ptr())
+        one_scratch = scratch_bytes(min(num_rows, FEW_ROWS), self._width)
+        scratch = torch.empty(threads * one_scratch, dtype=torch.uint8)
+        if num_rows <= FEW_ROWS:
+            given = (0, 0, exact.data_ptr())
         else:
-            rows, x_scales = quantise(exact)
-            given = (rows.data_ptr(), x_scales.data_ptr(), 0, 0)
+            rows, x_scales = quantise(exact, self._width, in_halves=by_tiles)
+            given = (rows.data_ptr(), x_scales.data_ptr(), 0)
         fields = (
-            *given, num_rows, width, self._panels, self._scales, self._num_columns,
-            chunk_columns(self._num_columns, threads, PANEL), result.data_ptr(), 0,
+            *given, scratch.data_ptr(), one_scratch, num_rows, size, self._width,
+            self._panels, self._scales, self._num_columns, chunk_columns(self._num_columns, threads, PANEL),
+            result.data_ptr(), _SHAPES, 0,
         )  # fmt: skip
-        deal_out(INT8, fields, threads)
-        if self._num_columns > self.num_rows:
-            result = result[:, : self.num_rows].contiguous()
-        if bias is not None:
-            result += bias
+        deal_out(INT8_TILES if by_tiles else INT8, fields, threads)
         wanted = dtype or x.dtype
-        return result if wanted is torch.float32 else result.to(wanted)
+        if bias is None and wanted is torch.float32 and self._num_columns == self.num_rows:
+            return result
+        return converted(result, wanted, self.num_rows, bias)
 
     def _in_whole_vectors(self, x: torch.Tensor) -> torch.Tensor:
         """Return activations in float32, contiguous, with zeros behind them where their size is not whole vectors."""
-        if x.dtype is not torch.float32:
-            x = x.float()
-        if missing := -self.size % LANES:
-            return nn.functional.pad(x, (0, missing))
-        return x if x.is_contiguous() else x.contiguous()
+        if x.dtype is torch.float32 and self.size % LANES == 0 and x.is_contiguous():
+            return x
+        return converted(x, torch.float32, round_up(self.size, LANES))
 
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """Return rows of the weight, of rounded numbers; see `Matrix`."""
@@ -100,23 +107,29 @@ class Int8Matrix(Matrix):
         return (values * self.scales[indices].unsqueeze(1)).to(self.dtype)
 
 
-def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise(x: torch.Tensor, width: int, *, in_halves: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Round each row to multiples of its largest number / `X_STEPS`.
 
     Args:
         x: float32 [num_rows, size], contiguous; size in whole vectors.
+        width: of the result: zeros follow.
+        in_halves: whether upper bytes of a row come before lower ones.
 
     Returns:
-        int16 [num_rows, size]; float32 [num_rows], the scales: no number where any of the row is not finite.
+        int16 [num_rows, width]; float32 [num_rows], the scales: no number where any of the row is not finite. Behind
+        the rows there is room for those of a whole tile.
     """
     num_rows, size = x.shape
-    result, scales = torch.empty(num_rows, size, dtype=torch.int16), torch.empty(num_rows)
+    room, scales = torch.empty(round_up(num_rows, TILE_ROWS), width, dtype=torch.int16), torch.empty(num_rows)
     threads = torch.get_num_threads() if num_rows >= MANY_ROWS else 1
     fields = (
-        x.data_ptr(), num_rows, size, result.data_ptr(), scales.data_ptr(), cdiv(max(1, num_rows), 4 * threads)
+        x.data_ptr(), num_rows, size, width, room.data_ptr(), int(in_halves), scales.data_ptr(),
+        cdiv(max(1, num_rows), 4 * threads),
     )  # fmt: skip
     deal_out(QUANTISE, fields, threads)
-    return result, scales
+    return room[:num_rows], scales
 
+
+_SHAPES = SHAPES.ctypes.data
 
 MATRIX = Int8Matrix
