@@ -1,11 +1,12 @@
 """Attention backends, one file each, found by name; this file is the interface between them and the layers.
 
-A backend is a module with one constant and three functions, see `AttentionBackend`. Per step and layer:
+A backend is a module with one constant and four functions, see `AttentionBackend`. Per step and layer:
 
     write(cache, key, value, slot_mapping)      all new tokens of the batch, before any row attends,
                                                 because rows of one step may share the prefix pages they write
     work = prepare(metadata, cache, window)     once per step for all layers of a group with the same window
     attend(query, cache, work, scale)           every query over its own row's live tokens
+    renew(work, metadata, cache)                where the kernels that `attend` calls are replayed: the next step
 
 A layer that reads another layer's cache only attends: the owner has written by then. Where the spec's dtype is "int8",
 `write` quantises per token and head, and `attend` turns back what it reads.
@@ -85,6 +86,20 @@ class AttentionBackend(Protocol):
             metadata: the group's metadata.
             cache: the cache of any layer of the group with this window; only its block size and shapes are used.
             sliding_window: tokens that a query sees, itself included; None sees all before it.
+        """
+
+    def renew(self, work: Any, metadata: GroupMetadata, cache: KVCacheView) -> bool:
+        """Let another step with as many rows of one token take the place of the one that work was prepared for.
+
+        Kernels that `attend` has called, with the same records in the same places, then compute that step.
+
+        Args:
+            work: from `prepare`.
+            metadata: of the other step.
+            cache: as given to `prepare`.
+
+        Returns:
+            Whether they do; else steps of this backend cannot be replayed.
         """
 
     def attend(self, query: torch.Tensor, cache: KVCacheView, work: Any, scale: float) -> torch.Tensor:

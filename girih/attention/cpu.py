@@ -12,16 +12,18 @@ bfloat16 cache are left to it, as in the reference.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from girih.attention import GroupMetadata, KVCacheView, reference
 from girih.attention._cpu_kernel import (
     ATTEND,
     ITEM,
+    JOB,
     PART,
     PARTITION_TOKENS,
     padded,
@@ -29,10 +31,13 @@ from girih.attention._cpu_kernel import (
     scratch_bytes,
     tile_tokens,
 )
+from girih.attention._cpu_layout import LAY_OUT
 from girih.attention._cpu_prefix import SharedPrefixes, find_shared
 from girih.attention._cpu_write import COPY, QUANTISE
 from girih.device.cpu import multiplies_bfloat16
-from girih.kernels.threads import run, run_brief
+from girih.kernels.convert import converted
+from girih.kernels.threads import float_bits, run, run_rows
+from girih.units import round_up
 
 BLOCK_SIZE_MULTIPLE = 1
 
@@ -44,8 +49,9 @@ ITEMS_PER_THREAD = 4
 
 NO_WINDOW = 1 << 62
 
-BRIEF_TOKENS = 64
-"""So few are written in microseconds."""
+LOG2_E = math.log2(math.e)
+
+NO_ITEMS, NO_PARTS = np.zeros(0, ITEM), np.zeros(0, PART)
 
 
 class Items:
@@ -56,88 +62,154 @@ class Items:
     """
 
     def __init__(self, items: np.ndarray):
-        self.bytes = torch.from_numpy(items.view(np.uint8))
+        self.array = items
         self.num_items = items.size
         self.max_queries = int(items["num_queries"].max(initial=1))
-        self.num_threads = max(1, min(torch.get_num_threads(), items.size))
+        self.num_threads = min(torch.get_num_threads(), items.size)
 
 
-@dataclass(frozen=True)
+class Shape(NamedTuple):
+    """What layers of a group may differ in."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    v_head_size: int
+
+
 class Work:
-    """A step of one group and window, ready for each of its layers.
+    """A step of one group and window, ready for each of its layers; another step can take its place.
 
     Args:
-        items: what each row reads itself.
-        shared: what is read before, for several rows at once; None if there is nothing.
-        parts: the bytes of `PART`: what each row gets from shared items.
-        order: int64 [num_tokens], tokens in the order in which their queries are laid out.
-        is_split: whether any row is cut along the context.
-        block_table: int32 [num_rows, width].
-        window: tokens that a query sees, itself included.
-        prefills: rows that are left to torch.
+        metadata: of the step.
+        cache: of any layer of the group with this window.
+        sliding_window: tokens that a query sees, itself included; None sees all before it.
     """
 
     items: Items
+    """What each row reads itself."""
+
     shared: Items | None
-    parts: torch.Tensor
-    order: torch.Tensor
-    is_split: bool
-    block_table: torch.Tensor
-    window: int
+    """What is read before, for several rows at once; None if there never is such a thing."""
+
     prefills: tuple[reference.PrefillRow, ...]
+    """Rows that are left to torch."""
+
+    def __init__(self, metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | None):
+        self._sliding_window = sliding_window
+        self._jobs: dict[Shape, StepJobs] = {}
+        self.take(metadata, cache)
+
+    def take(self, metadata: GroupMetadata, cache: KVCacheView) -> None:
+        """Cut a step into items of work; jobs stay where they are."""
+        window = self._sliding_window or NO_WINDOW
+        num_new = np.diff(metadata.query_starts)
+        first = np.maximum(metadata.num_computed_tokens - window + 1, 0)
+        may_share = self._sliding_window is None and num_new.size > 1
+        shared = None
+        if may_share:
+            sizes = (cache.tensors[name].shape[-1] for name in ("key", "value"))
+            shared = find_shared(metadata, cache.block_size, tile_tokens(*sizes))
+        if shared is not None:
+            first[shared.rows] = shared.stop
+        left = (num_new > QUERY_TOKENS) & _multiplies(cache.tensors["key"].dtype)
+        items = _row_items(metadata, np.where(left, 0, num_new), first, window)
+        self._order, self._parts = np.arange(metadata.query_starts[-1]), NO_PARTS
+        if shared is not None:
+            self._order, self._parts = _share(metadata, shared, items), shared.parts
+        self.items = Items(items)
+        self.shared = Items(NO_ITEMS if shared is None else shared.items) if may_share else None
+        self._block_table = np.ascontiguousarray(metadata.block_table)
+        self.prefills = tuple(
+            reference.prefill_row(metadata, cache.block_size, int(row), int(first[row]), self._sliding_window)
+            for row in np.flatnonzero(left)
+        )
+        self._facts = {
+            "num_tokens": self._order.size, "block_size": cache.block_size, "window": window,
+            "block_table": self._block_table.ctypes.data, "table_width": self._block_table.shape[1],
+            "order": self._order.ctypes.data, "parts": self._parts.ctypes.data,
+        }  # fmt: skip
+        for shape, jobs in self._jobs.items():
+            jobs.fill(shape, self._facts, self.shared, self.items)
+
+    def jobs(self, shape: Shape) -> int:
+        """Return the address of the jobs for layers of a shape, JOB [2]: of `shared`, and of `items`."""
+        if shape not in self._jobs:
+            self._jobs[shape] = StepJobs()
+            self._jobs[shape].fill(shape, self._facts, self.shared, self.items)
+        return self._jobs[shape].address
+
+
+class StepJobs:
+    """The jobs of a step for layers of one shape, but for what is a layer's own."""
+
+    def __init__(self) -> None:
+        self._array = np.zeros(2 * len(JOB.names or ()), np.int64)
+        self.address: int = self._array.ctypes.data
+
+    def fill(self, shape: Shape, facts: Mapping[str, int], shared: Items | None, items: Items) -> None:
+        """Write both, and make room for what the threads compute."""
+        num_heads, num_kv_heads, head_size, v_head_size = shape
+        shared_bytes = 0 if shared is None else partial_bytes(shared.max_queries, num_heads, v_head_size)
+        one_partial = partial_bytes(items.max_queries, num_heads, v_head_size)
+        one_scratch = scratch_bytes(items.max_queries, num_heads, head_size, v_head_size)
+        num_shared = 0 if shared is None else shared.num_items
+        is_split = bool(items.array["num_split"].any())
+        # counters of both, what shared items give, partials and scratch, one behind the other
+        sizes = (
+            round_up(8 * (2 + num_shared), 64), round_up(8 * (2 + items.num_items), 64), num_shared * shared_bytes,
+            one_partial * items.num_items * is_split, one_scratch * torch.get_num_threads(),
+        )  # fmt: skip
+        self._room = torch.empty(sum(sizes), dtype=torch.uint8)
+        counters, own_counters, given, partials, scratch = accumulate(sizes[:-1], initial=self._room.data_ptr())
+        both = {
+            **facts, "num_kv_heads": num_kv_heads, "heads_per_kv_head": num_heads // num_kv_heads,
+            "head_size": head_size, "v_head_size": v_head_size, "tile_tokens": tile_tokens(head_size, v_head_size),
+            "shared": given, "shared_bytes": shared_bytes, "partials": partials, "partial_bytes": one_partial,
+            "scratch": scratch, "scratch_bytes": one_scratch,
+        }  # fmt: skip
+        first = {**both, "is_shared": 1, "num_items": num_shared, "counters": counters}
+        if shared is not None:
+            first["items"] = shared.array.ctypes.data
+        second = {**both, "num_items": items.num_items, "items": items.array.ctypes.data, "counters": own_counters}
+        self._array[:] = [job.get(name, 0) for job in (first, second) for name in JOB.names or ()]
 
 
 def write(cache: KVCacheView, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Store new tokens at their slots; see `AttentionBackend.write`."""
+    num_tokens, num_heads, _ = key.shape
+    kernel, fields = COPY, [slot_mapping.data_ptr(), cache.block_size, num_heads]
+    kept = []  # until the kernel has run
     for name, given in (("key", key), ("value", value)):
         pages, scales = cache.tensors[name], cache.tensors.get(f"{name}_scale")
-        dtype = pages.dtype if scales is None else torch.float32
-        new = given if given.dtype == dtype else given.to(dtype)  # a call for nothing takes longer than to ask
-        num_tokens, num_heads, size = new.shape
-        stride, head_stride, one = new.stride()
-        if (head_stride, one) != (size, 1):
-            new = new.contiguous()
-            stride = num_heads * size
-        fields = (
-            slot_mapping.data_ptr(), num_tokens,
-            new.data_ptr(), stride * dtype.itemsize,
-            pages.data_ptr(), pages.stride(0) * pages.itemsize,
+        if scales is not None:
+            kernel = QUANTISE
+        new = _rows(given, pages.dtype if scales is None else torch.float32)
+        kept.append(new)
+        fields += (
+            new.data_ptr(), new.stride(0) * new.itemsize, pages.data_ptr(), pages.stride(0) * pages.itemsize,
             _address(scales), _page_stride(scales) * torch.float32.itemsize,
-            cache.block_size, num_heads, num_heads * size * pages.itemsize,
+            num_heads * given.shape[2] * pages.itemsize,
         )  # fmt: skip
-        (run_brief if num_tokens <= BRIEF_TOKENS else run)(COPY if scales is None else QUANTISE, fields)
+    run_rows(kernel, num_tokens, key.numel() + value.numel(), fields)
+
+
+def _rows(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return [num_tokens, heads, size], or [num_tokens, heads * size], in a dtype; the numbers of a token are dense."""
+    if x.stride()[1:] != (x.shape[2], 1):
+        x = x.contiguous()
+    return x if x.dtype is dtype else converted(x.flatten(1), dtype)
 
 
 def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | None) -> Work:
     """Cut a step into items of work; see `AttentionBackend.prepare`."""
-    window = sliding_window or NO_WINDOW
-    shared = None
-    if sliding_window is None:
-        sizes = (cache.tensors[name].shape[-1] for name in ("key", "value"))
-        shared = find_shared(metadata, cache.block_size, tile_tokens(*sizes))
-    num_new = np.diff(metadata.query_starts)
-    first = np.maximum(metadata.num_computed_tokens - window + 1, 0)
-    if shared is not None:
-        first[shared.rows] = shared.stop
-    left = (num_new > QUERY_TOKENS) & _multiplies(cache.tensors["key"].dtype)
-    items = _row_items(metadata, np.where(left, 0, num_new), first, window)
-    order = np.arange(metadata.query_starts[-1])
-    parts = np.zeros(0, PART)
-    if shared is not None:
-        order, parts = _share(metadata, shared, items), shared.parts
-    return Work(
-        items=Items(items),
-        shared=None if shared is None else Items(shared.items),
-        parts=torch.from_numpy(parts.view(np.uint8)),
-        order=torch.from_numpy(order),
-        is_split=bool((items["num_split"] > 0).any()),
-        block_table=torch.from_numpy(np.ascontiguousarray(metadata.block_table)),
-        window=window,
-        prefills=tuple(
-            reference.prefill_row(metadata, cache.block_size, int(row), int(first[row]), sliding_window)
-            for row in np.flatnonzero(left)
-        ),
-    )
+    return Work(metadata, cache, sliding_window)
+
+
+def renew(work: Work, metadata: GroupMetadata, cache: KVCacheView) -> bool:
+    """Cut another step into items, in the place of the one before; see `AttentionBackend.renew`."""
+    work.take(metadata, cache)
+    return not work.prefills
 
 
 def _row_items(metadata: GroupMetadata, num_new: np.ndarray, first: np.ndarray, window: int) -> np.ndarray:
@@ -197,7 +269,7 @@ def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) ->
     """Attend from every token of the batch; see `AttentionBackend.attend`."""
     if work.items.num_items:
         output = _attend_items(query, cache, work, scale)
-        output = output if output.dtype == query.dtype else output.to(query.dtype)
+        output = output if output.dtype is query.dtype else converted(output.flatten(1), query.dtype).view(output.shape)
     else:
         output = query.new_empty(*query.shape[:2], cache.tensors["value"].shape[-1])
     for row in work.prefills:
@@ -212,47 +284,24 @@ def _attend_items(query: torch.Tensor, cache: KVCacheView, work: Work, scale: fl
     key_scale, value_scale = tensors.get("key_scale"), tensors.get("value_scale")
     num_tokens, num_heads, head_size = query.shape
     _, _, num_kv_heads, v_head_size = value.shape
-    if work.shared is not None:
-        query = query[work.order]
-    queries = _queries(query, num_kv_heads, scale)
+    query = _rows(query, query.dtype)
+    laid_out = torch.empty(num_heads * num_tokens * padded(head_size))
     output = torch.empty(num_tokens, num_heads, v_head_size)
-    shared_bytes = 0 if work.shared is None else partial_bytes(work.shared.max_queries, num_heads, v_head_size)
-    one_partial = partial_bytes(work.items.max_queries, num_heads, v_head_size)
-    one_scratch = scratch_bytes(work.items.max_queries, num_heads, head_size, v_head_size)
-    # what shared items give, partials and scratch, one behind the other
-    partials = 0 if work.shared is None else work.shared.num_items * shared_bytes
-    scratch = partials + (one_partial * work.items.num_items if work.is_split else 0)
-    room = torch.empty(scratch + one_scratch * torch.get_num_threads(), dtype=torch.uint8)
-    given = room.data_ptr()
-    for items in (work.shared, work.items):
-        if items is None:
-            continue
-        counters = torch.zeros(2 + items.num_items, dtype=torch.int64)
-        fields = (
-            queries.data_ptr(), output.data_ptr(),
-            key.data_ptr(), value.data_ptr(), _address(key_scale), _address(value_scale),
-            key.stride(0), value.stride(0), _page_stride(key_scale), _page_stride(value_scale),
-            num_tokens, key.itemsize, cache.block_size, num_kv_heads, num_heads // num_kv_heads, head_size, v_head_size,
-            work.window, tile_tokens(head_size, v_head_size), work.block_table.data_ptr(), work.block_table.shape[1],
-            items.bytes.data_ptr(), items.num_items, work.order.data_ptr(),
-            items is work.shared, work.parts.data_ptr(), given, shared_bytes, counters.data_ptr(),
-            given + partials, one_partial, given + scratch, one_scratch,
-        )  # fmt: skip
-        run(ATTEND[key.dtype], fields, items.num_threads)
+    jobs = torch.empty(2, JOB.itemsize, dtype=torch.uint8)
+    at = jobs.data_ptr()
+    fields = (
+        work.jobs(Shape(num_heads, num_kv_heads, head_size, v_head_size)), at,
+        query.data_ptr(), query.stride(0) * query.itemsize, float_bits(scale * LOG2_E),
+        laid_out.data_ptr(), output.data_ptr(),
+        key.data_ptr(), value.data_ptr(), _address(key_scale), _address(value_scale),
+        key.stride(0), value.stride(0), _page_stride(key_scale), _page_stride(value_scale), key.itemsize,
+    )  # fmt: skip
+    run_rows(LAY_OUT[query.dtype], num_tokens, query.numel(), fields)
+    most_threads = torch.get_num_threads()
+    if work.shared is not None:
+        run(ATTEND[key.dtype], at, work.shared.num_threads, most_threads)
+    run(ATTEND[key.dtype], at + JOB.itemsize, work.items.num_threads, most_threads)
     return output
-
-
-def _queries(query: torch.Tensor, num_kv_heads: int, scale: float) -> torch.Tensor:
-    """Return queries as the kernel takes them: float32, in units of log2, in whole vectors, by key head.
-
-    Returns:
-        [num_kv_heads, num_tokens, heads of each, padded head size].
-    """
-    queries = (query if query.dtype == torch.float32 else query.to(torch.float32)) * (scale * math.log2(math.e))
-    if missing := padded(query.shape[-1]) - query.shape[-1]:
-        queries = nn.functional.pad(queries, (0, missing))
-    num_tokens, num_heads, size = queries.shape
-    return queries.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, size).transpose(0, 1).contiguous()
 
 
 def _multiplies(dtype: torch.dtype) -> bool:

@@ -111,6 +111,11 @@ def prepare(metadata: GroupMetadata, cache: KVCacheView, sliding_window: int | N
     )
 
 
+def renew(_work: Work, _metadata: GroupMetadata, _cache: KVCacheView) -> bool:
+    """Return False: what torch computes is not replayed; see `AttentionBackend.renew`."""
+    return False
+
+
 def attend(query: torch.Tensor, cache: KVCacheView, work: Work, scale: float) -> torch.Tensor:
     """Attend from every token of the batch; see `AttentionBackend.attend`."""
     output = query.new_empty(*query.shape[:2], cache.tensors["value"].shape[-1])

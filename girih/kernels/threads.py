@@ -1,16 +1,21 @@
 """Runs a kernel on the threads that torch computes on, as many as it is told to use (`torch.set_num_threads`).
 
 They are those of the OpenMP library that torch is linked to, so that no other threads compete with them for the cores,
-and OMP_WAIT_POLICY and the like hold for all. Python takes no part but to start.
+and OMP_WAIT_POLICY and the like hold for all. Python takes no part but to start. What is called can be recorded, see
+`girih.kernels.tape`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from struct import pack, unpack
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,15 +24,52 @@ from girih.kernels.kernel import Kernel
 logger = logging.getLogger(__name__)
 
 
-def run(kernel: Kernel, fields: Sequence[int], num_threads: int = 1) -> None:
+THREAD_ELEMENTS = 1 << 16
+"""So many are worth the start of another thread."""
+
+SHARES_PER_THREAD = 4
+"""Rows are taken in so many shares, as some threads may be slower than others."""
+
+
+class Call(NamedTuple):
+    """A kernel as it was called."""
+
+    kernel: Kernel
+    record: int | tuple[int, ...]
+    """Its address, or the numbers in it, of which `deal_out` has a counter behind."""
+    num_threads: int
+
+
+class _Recorded(threading.local):
+    calls: list[Call] | None = None
+
+
+_recorded = _Recorded()
+
+
+@contextmanager
+def recorded_calls() -> Iterator[list[Call]]:
+    """List what this Python thread calls meanwhile."""
+    before, _recorded.calls = _recorded.calls, []
+    try:
+        yield _recorded.calls
+    finally:
+        _recorded.calls = before
+
+
+def run(kernel: Kernel, record: int, num_threads: int, most_threads: int) -> None:
     """Call a kernel in several threads at once and wait for them.
 
     Args:
         kernel: gets the same record in every thread.
-        fields: the numbers of its record, in order.
-        num_threads: at most so many.
+        record: its address; what it holds may be written by a kernel that runs before.
+        num_threads: at most so many; 0: there is nothing to do.
+        most_threads: the same when the call is played again, and the record says something else.
     """
-    _call(kernel, array("q", fields), num_threads)
+    if _recorded.calls is not None:
+        _recorded.calls.append(Call(kernel, record, most_threads))
+    if num_threads:
+        call_team(kernel, record, num_threads)
 
 
 def deal_out(kernel: Kernel, fields: Sequence[int], num_threads: int = 1) -> None:
@@ -35,10 +77,13 @@ def deal_out(kernel: Kernel, fields: Sequence[int], num_threads: int = 1) -> Non
 
     Args:
         kernel: its record ends with two numbers more: the address of the other, which is 0 at first, and counts.
-        fields: the numbers before those.
+        fields: the numbers before those, in order.
         num_threads: at most so many.
     """
-    _call(kernel, _counted(fields), num_threads)
+    if _recorded.calls is not None:
+        _recorded.calls.append(Call(kernel, tuple(fields), num_threads))
+    record = counted(fields)
+    call_team(kernel, record.buffer_info()[0], num_threads)
 
 
 def run_brief(kernel: Kernel, fields: Sequence[int]) -> None:
@@ -47,25 +92,51 @@ def run_brief(kernel: Kernel, fields: Sequence[int]) -> None:
     Where one does, this one may have to wait for it much longer than the kernel takes.
 
     Args:
-        kernel: as in `run` or `deal_out`.
+        kernel: as in `deal_out`.
         fields: as there.
     """
-    record = _counted(fields)
+    if _recorded.calls is not None:
+        _recorded.calls.append(Call(kernel, tuple(fields), 1))
+    record = counted(fields)
     _brief(kernel.address)(record.buffer_info()[0])
 
 
-def _counted(fields: Sequence[int]) -> array[int]:
-    """Return a record with a counter behind it, and the counter's address."""
+def run_rows(kernel: Kernel, num_rows: int, num_elements: int, fields: Sequence[int]) -> None:
+    """Call a kernel for some rows, on as many threads as they are worth.
+
+    Args:
+        kernel: as in `deal_out`; its record begins with two numbers more: rows, and how many a thread takes at once.
+        num_rows: how many.
+        num_elements: of all rows.
+        fields: the numbers between.
+    """
+    worth = num_elements // THREAD_ELEMENTS
+    if worth < 2 or (num_threads := min(torch.get_num_threads(), worth)) < 2:
+        run_brief(kernel, (num_rows, num_rows, *fields))
+    else:
+        rows_at_once = -(-num_rows // (num_threads * SHARES_PER_THREAD))
+        deal_out(kernel, (num_rows, rows_at_once, *fields), num_threads)
+
+
+@cache
+def float_bits(number: float) -> int:
+    """Return a float64 as a field of a record."""
+    return int(unpack("q", pack("d", number))[0])
+
+
+def counted(fields: Sequence[int]) -> array[int]:
+    """Return a record with the address of a counter behind it, and the counter."""
     record = array("q", (*fields, 0, 0))
     record[-2] = record.buffer_info()[0] + record.itemsize * (len(record) - 1)
     return record
 
 
-def _call(kernel: Kernel, record: array[int], num_threads: int) -> None:
-    if num_threads > 1 and (team := _team()) is not None:
-        team(kernel.address, record.buffer_info()[0], num_threads, 0)
+def call_team(kernel: Kernel, record: int, num_threads: int) -> None:
+    """Call a kernel in several threads, or in fewer if there are not so many; see `run`. It is never recorded."""
+    if num_threads > 1 and (parallel := _openmp("GOMP_parallel")) is not None:
+        parallel(kernel.address, record, num_threads, 0)
     else:
-        _function(kernel.address)(record.buffer_info()[0])
+        _function(kernel.address)(record)
 
 
 @cache
@@ -78,15 +149,37 @@ def _brief(address: int) -> Callable[[int], None]:
     return ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)
 
 
+class Team(NamedTuple):
+    """Addresses of functions for the threads that `call_team` has started; zeros where it starts none."""
+
+    number: int = 0
+    """`int number(void)`: which thread of the team this is."""
+    barrier: int = 0
+    """`void barrier(void)`: wait for all of them; for a moment busily, as they wait for work."""
+
+
 @cache
-def _team() -> Callable[[int, int, int, int], None] | None:
-    """Return OpenMP's call that runs `function(data)` in some threads: GNU's, which the others offer too."""
+def team() -> Team:
+    """Return the functions for a team."""
+    if _openmp("GOMP_parallel") is None:
+        return Team()
+    functions = [_openmp(name) for name in ("omp_get_thread_num", "GOMP_barrier")]
+    return Team(*(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions))
+
+
+@cache
+def _openmp(name: str) -> Any:
+    """Return a function of the OpenMP library, None where there is none.
+
+    `GOMP_parallel` runs `function(data)` in some threads; it is GNU's name, which the others offer too.
+    """
     try:
         # a library finds the names of all libraries that it is linked to
-        team = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+        function = getattr(ctypes.CDLL(torch._C.__file__), name)
     except (AttributeError, OSError) as error:
         logger.warning("kernels run on one thread, as torch is linked to no OpenMP library: %s", error)
         return None
-    team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    team.restype = None
-    return team
+    if name == "GOMP_parallel":
+        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        function.restype = None
+    return function

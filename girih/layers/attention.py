@@ -79,6 +79,7 @@ class Attention(Module):
         work = context.once(
             ("attention", cache.group, self.sliding_window),
             lambda: self.backend.prepare(metadata, cache, self.sliding_window),
+            lambda work, step: self.backend.renew(work, step.attention[cache.group], cache),
         )
         return self.backend.attend(query, cache, work, self.scale).flatten(1)
 

@@ -100,11 +100,21 @@ class ForwardContext:
         """Return the context of one step."""
         return replace(self, attention=attention, states=states, _made={})
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what `make` returned for the first layer of this step that asked with this key."""
+    def once(self, key: Hashable, make: Callable[[], T], renew: Callable[[T, ForwardContext], bool] | None = None) -> T:
+        """Return what `make` returned for the first layer of this step that asked with this key.
+
+        Args:
+            key: of what is made.
+            make: makes it.
+            renew: makes of it, in place, what another step needs; returns whether it could. None: it never can.
+        """
         if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+            self._made[key] = make(), renew
+        return self._made[key][0]
+
+    def renew(self, step: ForwardContext) -> bool:
+        """Make of all that layers made for this step, in place, what another step needs; return whether it can be."""
+        return all(renew is not None and renew(made, step) for made, renew in self._made.values())
 
 
 def bind_kv_cache(kv_caches: Mapping[str, KVCacheView], forward_context: ForwardContext) -> ForwardContext:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from girih.layers.norm import RMSNorm
+from girih.layers.operations import Operations, plain
 
 
 class Residual:
@@ -19,6 +20,7 @@ class Residual:
         self._normed = torch.empty_like(x)
         self._delta: torch.Tensor | None = None
         self._after: RMSNorm | None = None
+        self._operations: Operations = plain
 
     def add(self, delta: torch.Tensor, after: RMSNorm | None = None) -> None:
         """Add to the stream.
@@ -32,6 +34,7 @@ class Residual:
 
     def normed(self, norm: RMSNorm) -> torch.Tensor:
         """Return the stream through a norm, [num_tokens, hidden_size]; it is overwritten by the next call."""
+        self._operations = norm.operations
         self._x, normed = norm.operations.add_norm(self._x, self._delta, self._after, norm, self._normed)
         self._delta = None
         return normed
@@ -39,9 +42,6 @@ class Residual:
     def value(self) -> torch.Tensor:
         """Return the stream, [num_tokens, hidden_size]."""
         if self._delta is not None:
-            if self._after is None:
-                self._x = self._x + self._delta
-            else:
-                self._x = self._after.operations.add(self._x, self._delta, self._after)
+            self._x = self._operations.add(self._x, self._delta, self._after)
             self._delta = None
         return self._x

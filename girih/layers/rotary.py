@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from girih.layers.recording import remade
+
 
 class RotaryEmbedding:
     """The cosines and sines of one kind of layer.
@@ -57,6 +59,10 @@ class RotaryEmbedding:
         Returns:
             Two tensors [num_tokens, 1, head_dim]; the second half of the dimensions repeats the first.
         """
+        cos, sin = remade(lambda: self._cos_sin(positions, dtype))
+        return cos, sin
+
+    def _cos_sin(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         angles = positions.float().unsqueeze(1) * self.angles
         angles = torch.cat((angles, angles), dim=1).unsqueeze(1)
         return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -27,6 +27,7 @@ from girih.layers.module import Module
 from girih.layers.norm import RMSNorm
 from girih.layers.operations import Operations, WithOperations, plain
 from girih.layers.parallel import ALONE, Ranks
+from girih.layers.replay import ReplayedLayers
 from girih.layers.residual import Residual
 
 
@@ -102,7 +103,8 @@ class Decoder(Module, ABC):
     ) -> torch.Tensor:
         """Map hidden states [num_tokens, hidden_size] through some layers, without the last norm.
 
-        Those that are given may be changed in place.
+        Those that are given may be changed in place. What depends on the step beside hidden states, in whatever way but
+        by kernels that are given the context's metadata, is made of positions by torch, as `girih.layers.replay` says.
         """
 
     @abstractmethod
@@ -139,6 +141,8 @@ class CausalLM(nn.Module):
         self.place = ranks.place
         self.layers: Sequence[int] = ranks.place.layers or range(len(decoder.layers))
         self._drop_other_stages(tied)
+        is_alone = ranks.size == 1 and self.place.is_first and self.place.is_last
+        self.replayed = ReplayedLayers(decoder.run, self.layers) if is_alone else None
 
     def forward(
         self,
@@ -161,7 +165,10 @@ class CausalLM(nn.Module):
             The last hidden state, [num_tokens, hidden_size], on the last stage after the final norm.
         """
         x = self.model.embed(input_ids) if hidden is None else hidden
-        x = self.model.run(x, positions, context, self.layers if layers is None else layers)
+        if layers is None and self.replayed is not None:
+            x = self.replayed(x, positions, context)
+        else:
+            x = self.model.run(x, positions, context, self.layers if layers is None else layers)
         return Residual(x).normed(self.model.norm) if self.place.is_last else x
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor | None:

@@ -35,7 +35,7 @@ NO_ROWS = np.zeros(0, np.int32)
 # logits are made for this many elements at a time (rows x vocabulary), and tokens sampled from fewer, as that needs
 # several copies: so a large vocabulary with many rows needs no more memory than a few rows
 LOGITS_ELEMENTS = 1 << 24
-SAMPLER_ELEMENTS = 1 << 22
+SAMPLER_ELEMENTS = 1 << 20
 
 NOT_A_NUMBER = (
     "no token can be chosen for this request: min_tokens with stop_token_ids holds all of them back, or the model "
@@ -43,7 +43,7 @@ NOT_A_NUMBER = (
 )
 
 # of the warm-up's prompt: more than the few that some kernels treat in another way
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS = 33
 
 # context of the profile step's decode rows, all together: enough to fill a backend's buffers
 PROFILE_DECODE_TOKENS = 1 << 17
@@ -140,6 +140,8 @@ class ModelRunner:
             elements[:: mmap.PAGESIZE // elements.itemsize].sum()  # something of each page
             elements[-1:].sum()  # a mapped tensor need not begin with a page
         self._made_up_step([0, 1], [WARM_UP_TOKENS, 1], layers=self.model.distinct_layers())
+        if self.model.replayed is not None:
+            self.model.replayed.get_ready()
         self.is_warm = True
 
     @torch.inference_mode()

@@ -31,7 +31,7 @@ class StepTimes:
 
 
 class StepProfile:
-    """Measures the steps of a model runner.
+    """Measures the steps of a model runner; none is replayed meanwhile, as its parts are one then.
 
     Args:
         runner: with caches bound.
@@ -41,6 +41,9 @@ class StepProfile:
         self.times = StepTimes()
         self._inside = 0.0  # of the time of the part that runs now, what parts within it took
         self._end: float | None = None  # of the last step
+        self._replayed = runner.model.replayed
+        if self._replayed is not None:
+            self._replayed.is_on = False
         self._places = list(_places(runner))
         for owner, name, part in self._places:
             vars(owner)[name] = self._measured(getattr(owner, name), part)  # in front of the class' own
@@ -51,6 +54,8 @@ class StepProfile:
         """Measure no more, and return what was measured."""
         for owner, name, _ in self._places:
             del vars(owner)[name]
+        if self._replayed is not None:
+            self._replayed.is_on = True
         return self.times
 
     def _measured(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:

@@ -42,9 +42,13 @@ ALLOWED = {
 DATA_HALF = {"worker", "models", "layers", "attention", "linear", "kernels", "device"}
 NUMBA_FILES = {
     "kv/compiled.py",
+    "kernels/_player.py",
     "kernels/kernel.py",
     "kernels/lanes.py",
     "attention/_cpu_products.py",
+    "kernels/processor.py",
+    "linear/_int8_products.py",
+    "linear/_int8_tiles.py",
     "linear/_products.py",
 }
 

@@ -27,8 +27,8 @@ class Operations(Protocol):
     The result for a token has the same bits whatever tokens are beside it.
     """
 
-    def add(self, x: torch.Tensor, delta: torch.Tensor, after: RMSNorm) -> torch.Tensor:
-        """Return x + after(delta), with the bits that `add_norm` adds; x may be changed in place, and be the result."""
+    def add(self, x: torch.Tensor, delta: torch.Tensor, after: RMSNorm | None) -> torch.Tensor:
+        """Return x + after(delta), or x + delta, with the bits that `add_norm` adds; x may be changed in place."""
 
     def add_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, after: RMSNorm | None, norm: RMSNorm, to: torch.Tensor

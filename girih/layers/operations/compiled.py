@@ -6,32 +6,23 @@ Other dtypes than float32 and bfloat16, and activations without a kernel, are le
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from struct import pack, unpack
 from typing import TYPE_CHECKING
 
 import torch
 
 from girih.kernels.kernel import Kernel
-from girih.kernels.threads import deal_out, run_brief
+from girih.kernels.threads import float_bits, run_rows
 from girih.layers.operations import plain
 from girih.layers.operations._kernels import ADD_NORM, GATE, SPLIT_HEADS
-from girih.units import cdiv
 
 if TYPE_CHECKING:
     from girih.layers.norm import RMSNorm
 
-THREAD_ELEMENTS = 1 << 16
-"""So many are worth the start of another thread."""
-
-SHARES_PER_THREAD = 4
-"""Rows are taken in so many shares, as some threads may be slower than others."""
-
 _NO_NORM = (0, 0, 0)
 
 
-def add(x: torch.Tensor, delta: torch.Tensor, after: RMSNorm) -> torch.Tensor:
-    """Add to the residual stream, in place, what goes through a norm before."""
+def add(x: torch.Tensor, delta: torch.Tensor, after: RMSNorm | None) -> torch.Tensor:
+    """Add to the residual stream, in place, what goes through a norm before or as it is."""
     if x.dtype not in ADD_NORM:
         return plain.add(x, delta, after)
     assert delta.is_contiguous()
@@ -85,20 +76,10 @@ def gate(activation: str, merged: torch.Tensor) -> torch.Tensor:
 
 def _fields(norm: RMSNorm | None) -> tuple[int, int, int]:
     """Return the address of a norm's weights, and its numbers."""
-    return _NO_NORM if norm is None else (norm.weight.data_ptr(), *_bits(norm.eps, norm.offset))
-
-
-@cache
-def _bits(first: float, second: float) -> tuple[int, int]:
-    """Return the bits of float64 as int64."""
-    return unpack("qq", pack("dd", first, second))
+    return _NO_NORM if norm is None else (norm.weight.data_ptr(), float_bits(norm.eps), float_bits(norm.offset))
 
 
 def _run(kernel: Kernel, x: torch.Tensor, *fields: int) -> None:
-    """Call a kernel for all rows of x, on as many threads as they are worth."""
+    """Call a kernel for all rows of x."""
     assert x.is_contiguous()
-    num_rows, worth = x.shape[0], x.numel() // THREAD_ELEMENTS
-    if worth < 2 or (num_threads := min(torch.get_num_threads(), worth)) < 2:
-        run_brief(kernel, (num_rows, num_rows, *fields))
-    else:
-        deal_out(kernel, (num_rows, cdiv(num_rows, num_threads * SHARES_PER_THREAD), *fields), num_threads)
+    run_rows(kernel, x.shape[0], x.numel(), fields)

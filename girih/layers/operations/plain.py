@@ -21,9 +21,9 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def add(x: torch.Tensor, delta: torch.Tensor, after: RMSNorm) -> torch.Tensor:
-    """Add to the residual stream what goes through a norm before."""
-    return x + after(delta)
+def add(x: torch.Tensor, delta: torch.Tensor, after: RMSNorm | None) -> torch.Tensor:
+    """Add to the residual stream, what goes through a norm before or as it is."""
+    return x + (delta if after is None else after(delta))
 
 
 def add_norm(
@@ -31,7 +31,7 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add to the residual stream, and normalise the sum."""
     if delta is not None:
-        x = x + (delta if after is None else after(delta))
+        x = add(x, delta, after)
     return x, norm(x)
 
 

@@ -51,7 +51,7 @@ def threads(request, monkeypatch):
     """Let compiled operations run on so many threads, however little there is to do."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(compiled, "THREAD_ELEMENTS", 1)
+    monkeypatch.setattr("girih.kernels.threads.THREAD_ELEMENTS", 1)
     yield request.param
     torch.set_num_threads(before)
 
