@@ -14,16 +14,23 @@ from girih.config import EngineConfig
 from girih.errors import ConfigError
 from girih.viz._figure import COLOURS
 from girih.viz.bars import Bar, make_figure
+from girih.viz.png import need_pillow
 
 
 def check_plot(file: Path | None) -> None:
     """Refuse a picture that could not be written, before minutes are spent on its figures.
 
     Raises:
-        ConfigError: its directory is not there.
+        ConfigError: its directory is not there, no picture has such a name, or it is a PNG and Pillow is missing.
     """
-    if file is not None and not file.parent.is_dir():
+    if file is None:
+        return
+    if not file.parent.is_dir():
         raise ConfigError(f"cannot write --plot {file}: there is no directory {file.parent}")
+    if file.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"cannot draw --plot {file}: choose a name in .svg or .png")
+    if file.suffix.lower() == ".png":
+        need_pillow()
 
 
 def report(benchmark: str, config: EngineConfig, figures: Figures, json_output: bool, plot: Path | None) -> None:
@@ -40,14 +47,14 @@ def report(benchmark: str, config: EngineConfig, figures: Figures, json_output: 
         ConfigError: the picture cannot be written.
     """
     heading, lines, unit, bars = _REPORTS[benchmark](figures)
-    if plot is not None:
-        write_picture("--plot", plot, make_figure(f"{one_line(config.model)}: {heading}", unit, bars))
     if json_output:
         print(json.dumps({"benchmark": benchmark, "engine": vars(config), **figures}, indent=2))
-        return
-    print(f"{one_line(config.model)}: {heading}")
-    for label, text in lines:
-        print(f"  {label:<24}{text}")
+    else:
+        print(f"{one_line(config.model)}: {heading}")
+        for label, text in lines:
+            print(f"  {label:<24}{text}")
+    if plot is not None:  # last: what was measured is out, whatever becomes of the picture
+        write_picture("--plot", plot, make_figure(f"{one_line(config.model)}: {heading}", unit, bars))
 
 
 Report = tuple[str, list[tuple[str, str]], str, list[Bar]]  # heading, lines of text, unit of the bars, bars

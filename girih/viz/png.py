@@ -29,16 +29,27 @@ def draw(plans: Sequence[KVCacheConfig], title: str) -> bytes:
     return render(make_figure(plans, title))
 
 
+def need_pillow() -> None:
+    """Tell that Pillow is missing.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("PNG needs Pillow: pip install pillow; or give the file a name in .svg") from error
+
+
 def render(figure: Figure) -> bytes:
     """Return a figure as a PNG file.
 
     Raises:
         ConfigError: Pillow is not installed.
     """
-    try:
-        from PIL import Image, ImageDraw
-    except ImportError as error:
-        raise ConfigError("PNG needs Pillow: pip install pillow; or give the file a name in .svg") from error
+    need_pillow()
+    from PIL import Image, ImageDraw
+
     image = Image.new("RGB", (WIDTH * SCALE, figure.height * SCALE), PAPER)
     canvas = ImageDraw.Draw(image)
     for box in figure.boxes:

@@ -99,6 +99,7 @@ def test_text_says_the_median_and_the_picture_shows_every_round(model, tmp_path)
         ("throughput", ["--input", "600"], "--input 600 and --output 64 make requests of 664 tokens"),
         ("latency", ["--output", "511", "--input", "2"], "requests of 513 tokens"),
         ("throughput", ["--plot", "no/such/directory/x.svg"], "there is no directory no/such/directory"),
+        ("throughput", ["--plot", "x.pdf"], "choose a name in .svg or .png"),
         ("throughput", ["--executor", "nope"], "uniproc"),
         ("startup", ["--executor", "nope"], "uniproc"),
     ],
