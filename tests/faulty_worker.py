@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from girih.config import EngineConfig
 from girih.worker.worker import Worker
 
@@ -46,6 +48,8 @@ class Fault:
         if self.how == "memory":
             now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (now + SPARE_BYTES, resource.RLIM_INFINITY))
+            if self.method == "execute_model":  # a step may find all that it needs in memory that the process has
+                torch.empty(2 * SPARE_BYTES, dtype=torch.uint8)
         else:
             os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.how])
             time.sleep(0.1)
