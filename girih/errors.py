@@ -47,3 +47,7 @@ class BindingError(GirihError):
 
 class ExecutorError(GirihError):
     """A worker failed; the message carries its rank and the original text."""
+
+
+class EngineDiedError(GirihError):
+    """The engine's process has ended; the message says how."""

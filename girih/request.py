@@ -163,3 +163,23 @@ class RequestOutput:
     def finished(self) -> bool:
         """Tell whether every completion has ended."""
         return all(output.finish_reason is not None for output in self.outputs)
+
+
+def output_room(num_prompt_tokens: int, max_request_tokens: int) -> int:
+    """Return the most tokens of output that a prompt leaves room for.
+
+    Args:
+        num_prompt_tokens: of the prompt.
+        max_request_tokens: the longest request that can be served, prompt and output.
+
+    Raises:
+        RequestError: not one; the message gives both numbers.
+    """
+    room = max_request_tokens - num_prompt_tokens
+    if room < 1:
+        raise RequestError(
+            f"a prompt of {num_prompt_tokens} tokens and one token of output exceed the longest request "
+            f"that can be served, {max_request_tokens} tokens; shorten the prompt, or raise --max-model-len "
+            "or the memory of the KV cache (--kv-cache-memory, --memory-utilization)"
+        )
+    return room

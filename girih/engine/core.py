@@ -82,8 +82,19 @@ class EngineCore:
         """Return the longest request in tokens, prompt and output: the solved value of "auto"."""
         return self.scheduler.max_request_tokens
 
+    @property
+    def death(self) -> str | None:
+        """Return why the engine takes no more requests; None while it does."""
+        return self._dead
+
     def add_request(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt_token_ids: Sequence[int] | np.ndarray,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        request_id: str | None = None,
     ) -> str:
         """Queue one sequence.
 
@@ -92,9 +103,10 @@ class EngineCore:
             params: with `seed` set; `n` is not looked at.
             priority: smaller is more important, for policies that look at it.
             cache_salt: requests share cached prefixes only with the same salt.
+            request_id: unique in this engine, chosen by whoever chooses all of them; None takes the next number.
 
         Returns:
-            Its id, unique in this engine.
+            Its id.
 
         Raises:
             RequestError: it could never run.
@@ -102,7 +114,7 @@ class EngineCore:
         """
         self._check_alive()
         request = RequestState(
-            request_id=next(self._request_ids),
+            request_id=next(self._request_ids) if request_id is None else request_id,
             prompt_token_ids=np.array(prompt_token_ids, dtype=np.int32),
             sampling_params=params,
             max_output_tokens=self.max_model_len if params.max_tokens is None else params.max_tokens,

@@ -37,7 +37,7 @@ def main(
         answers: the fields of a `Ring`, as this process writes it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with(parent_pid)
+    die_with(parent_pid)
     speak_as(rank, log_level)
     add_package_paths(package_paths)
     _serve(Served(rank), RingReader(Ring(*commands)), RingWriter(Ring(*answers)))  # type: ignore[arg-type]
@@ -54,8 +54,15 @@ def _serve(served: Served, commands: RingReader, answers: RingWriter) -> None:
         del parts  # nothing of a finished call stays alive while waiting for the next
 
 
-def _die_with(parent_pid: int) -> None:
-    """Let the kernel kill this process when its parent dies, or end now if it is dead already."""
+def die_with(parent_pid: int) -> None:
+    """Let the kernel kill this process when the thread that started it ends, or end now if its parent is dead already.
+
+    Args:
+        parent_pid: of the parent.
+
+    Raises:
+        OSError: the kernel cannot.
+    """
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "the kernel does not tell of the parent's end")
     if os.getppid() != parent_pid:

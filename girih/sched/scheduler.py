@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from girih.errors import RequestError
 from girih.kv.manager import KVCacheManager
 from girih.messages import StepInput, StepOutput
+from girih.request import output_room
 from girih.sched.batch import BatchBuilder
 from girih.sched.queues import RequestQueues
 from girih.sched.request_state import RequestState
@@ -70,13 +70,7 @@ class Scheduler:
         Raises:
             RequestError: it could never run; the message gives its length and the longest.
         """
-        room = self.max_request_tokens - request.num_prompt_tokens
-        if room < 1:
-            raise RequestError(
-                f"a prompt of {request.num_prompt_tokens} tokens and one token of output exceed the longest request "
-                f"that can be served, {self.max_request_tokens} tokens; shorten the prompt, or raise --max-model-len "
-                "or the memory of the KV cache (--kv-cache-memory, --memory-utilization)"
-            )
+        room = output_room(request.num_prompt_tokens, self.max_request_tokens)
         request.max_output_tokens = min(request.max_output_tokens, room)
         self.queues.add(request)
 
