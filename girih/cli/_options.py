@@ -70,6 +70,10 @@ _WRITTEN = {
     "kv_cache_dtype": _Written("--kv-dtype", str, str),
     "quantization": _Written("--quantization", Optional[str], str),  # noqa: UP045
     "step_timeout_s": _Written("--step-timeout", float, float),
+    "health_timeout_s": _Written("--health-timeout", float, float),
+    "shutdown_timeout_s": _Written("--shutdown-timeout", float, float),
+    "served_model_name": _Written("--served-model-name", list[str], tuple),
+    "api_key": _Written("--api-key", list[str], tuple),
     "pipeline_split": _Written("--pipeline-split", Optional[str], parse_split),  # noqa: UP045
     "stop": _Written("--stop", list[str], tuple),
     "stop_token_ids": _Written("--stop-token-ids", list[int], tuple),

@@ -30,6 +30,7 @@ from girih.engine.core_messages import AbortRequests, AddRequest, FromCore, Read
 from girih.engine.input_processing import TokenizedPrompt, check_salt, split_completions
 from girih.engine.live_request import LiveRequest
 from girih.engine.output_processing import OutputProcessor
+from girih.engine.timings import Timings
 from girih.errors import EngineDiedError, GirihError
 from girih.request import SamplingParams, output_room
 from girih.sched.updates import RequestUpdate, StepUpdate
@@ -59,13 +60,14 @@ class AsyncLLM:
         self.num_restarts = 0
         self._restarts = restart
         self._outputs = OutputProcessor(self.tokenizer)
-        self._live: dict[str, LiveRequest] = {}  # by the id of each of its sequences
+        self._live: dict[str, tuple[LiveRequest, int]] = {}  # by the id of each sequence; which completion it is
         self._core_ids = map(str, itertools.count())
         self._request_ids = map(str, itertools.count())
         self._next_seed = config.seed
         self._client: CoreClient | None = None  # None: not up
         self._dead: str | None = None
         self._progress_s = time.monotonic()
+        self._timings = Timings()
         self._ended = asyncio.Event()
 
     # ---- its life
@@ -84,7 +86,7 @@ class AsyncLLM:
     async def shutdown(self) -> None:
         """End the engine; requests that still run end with an error. A second call does nothing."""
         self._dead = self._dead or "the server was shut down"
-        self._fail_all(self._dead)
+        self.fail_all(self._dead)
         if hasattr(self, "_listener"):
             self._listener.cancel()
         if self._client is not None:
@@ -128,6 +130,11 @@ class AsyncLLM:
         """Return the sequences that wait or run."""
         return len(self._live)
 
+    def take_timings(self) -> Timings:
+        """Return how long things took since the last call."""
+        timings, self._timings = self._timings, Timings()
+        return timings
+
     # ---- requests
 
     def submit(
@@ -138,6 +145,7 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str = "",
         request_id: str | None = None,
+        news: asyncio.Event | None = None,
     ) -> LiveRequest:
         """Queue one request.
 
@@ -147,6 +155,7 @@ class AsyncLLM:
             priority: smaller is more important, for the scheduling policy "priority".
             cache_salt: cached prefixes are shared only between requests with the same salt.
             request_id: for its output; None takes a number.
+            news: set whenever something of it changes; requests that are awaited together share one.
 
         Returns:
             The request, to be waited for.
@@ -163,8 +172,9 @@ class AsyncLLM:
         if params.seed is None:
             self._next_seed += params.n
         live = LiveRequest(
-            request_id or next(self._request_ids), prompt, params, children, priority=priority, cache_salt=cache_salt
-        )
+            request_id or next(self._request_ids), prompt, params, children,
+            priority=priority, cache_salt=cache_salt, news=news or asyncio.Event(),
+        )  # fmt: skip
         if not self._live:
             self._progress_s = time.monotonic()
         self._begin(live)
@@ -172,8 +182,10 @@ class AsyncLLM:
 
     def abort(self, live: LiveRequest) -> None:
         """End a request that nobody waits for any more, and free its pages; one that has ended is no error."""
-        self._forget(live)
-        live.wake()
+        if not live.output.finished:
+            self._forget(live)
+            self._timings.finished.append(live.times(time.monotonic()))
+            live.wake()
 
     async def call(self, method: str, *args: Any) -> Any:
         """Call a method of the engine core between two steps.
@@ -191,7 +203,7 @@ class AsyncLLM:
         live.begin([next(self._core_ids) for _ in live.children])
         token_ids = np.array(live.prompt.token_ids, dtype=np.int32)
         for index, (core_id, params) in enumerate(zip(live.core_ids, live.children, strict=True)):
-            self._live[core_id] = live
+            self._live[core_id] = live, index
             self._outputs.add(core_id, live.output, index, params)
             if self._client is not None:
                 self._client.send(AddRequest(core_id, token_ids, params, live.priority, live.cache_salt))
@@ -209,10 +221,15 @@ class AsyncLLM:
     def _fail(self, live: LiveRequest, error: str, *, refused: bool = False) -> None:
         self._forget(live)
         live.fail(error, refused=refused)
+        self._timings.finished.append(live.times(time.monotonic()))
 
-    def _fail_all(self, error: str) -> None:
-        for live in dict.fromkeys(self._live.values()):
+    def fail_all(self, error: str) -> None:
+        """End every request with an error."""
+        for live in self._unfinished():
             self._fail(live, error)
+
+    def _unfinished(self) -> list[LiveRequest]:
+        return list(dict.fromkeys(live for live, _ in self._live.values()))
 
     # ---- news
 
@@ -229,7 +246,7 @@ class AsyncLLM:
         except Exception as error:
             logger.exception("the front end cannot go on")
             self._dead = f"an error in Girih: {type(error).__name__}: {error}"
-        self._fail_all(self._dead)
+        self.fail_all(self._dead)
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -243,17 +260,26 @@ class AsyncLLM:
                     self._apply(update if died is None else _without_failures(update))
             case Refused(request_id, error):
                 if request_id in self._live:
-                    self._fail(self._live[request_id], error, refused=True)
+                    self._fail(self._live[request_id][0], error, refused=True)
 
     def _apply(self, update: StepUpdate) -> None:
         self._drop(self._outputs.process(update))
-        for core_id in (*update.request_ids, *update.details):
-            live = self._live.get(core_id)
-            if live is None:
-                continue
-            live.note(has_token=core_id not in update.details or core_id in update.request_ids)
-            if live.output.outputs[live.core_ids.index(core_id)].finish_reason is not None:
-                del self._live[core_id]
+        now_s = time.monotonic()
+        for core_id in update.request_ids:
+            if (found := self._live.get(core_id)) is not None:
+                found[0].note(found[1], now_s, self._timings)
+        for core_id in update.details:
+            if (found := self._live.get(core_id)) is not None:
+                found[0].note(found[1], now_s, None)
+        for core_id in {*update.request_ids, *update.details}:
+            self._leave_if_ended(core_id, now_s)
+
+    def _leave_if_ended(self, core_id: str, now_s: float) -> None:
+        live, index = self._live.get(core_id, (None, 0))
+        if live is not None and live.output.outputs[index].finish_reason is not None:
+            del self._live[core_id]
+            if live.output.finished:
+                self._timings.finished.append(live.times(now_s))
 
     async def _start_again(self, reason: str) -> None:
         """Start another engine, and give it what was shown to nobody; everything else ends with an error.
@@ -267,7 +293,7 @@ class AsyncLLM:
         logger.error("the engine died: %s", reason)
         if not self._restarts:
             raise EngineDiedError(reason)
-        for live in dict.fromkeys(self._live.values()):
+        for live in self._unfinished():
             if live.is_shown or not live.may_run_again(MAX_FRUITLESS_RUNS):
                 self._fail(live, reason)
         client = CoreClient(self.config)
@@ -275,7 +301,7 @@ class AsyncLLM:
         self._client = client
         self.num_restarts += 1
         self._progress_s = time.monotonic()
-        waiting = list(dict.fromkeys(self._live.values()))
+        waiting = self._unfinished()
         logger.warning("another engine is up; %d requests are computed again", len(waiting))
         for live in waiting:
             self._forget(live)

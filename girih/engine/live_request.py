@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from girih.engine.input_processing import TokenizedPrompt
 from girih.engine.output_processing import new_request_output
+from girih.engine.timings import FinishedRequest, Timings
 from girih.request import RequestOutput, SamplingParams
 
 
@@ -20,6 +22,7 @@ class LiveRequest:
         children: of each completion, with a seed.
         priority: smaller is more important.
         cache_salt: see `AsyncLLM.submit`.
+        news: is set whenever something has changed; requests that are awaited together share one.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class LiveRequest:
         *,
         priority: int,
         cache_salt: str,
+        news: asyncio.Event,
     ):
         self.request_id = request_id
         self.prompt = prompt
@@ -44,9 +48,9 @@ class LiveRequest:
         shows it."""
         self.is_refused = False
         """Whether `output.error` is the request's own fault."""
+        self.arrived_s = time.monotonic()
         self._num_fruitless_runs = 0
-        self._is_admitted = self._has_token = False
-        self._news = asyncio.Event()
+        self._news = news
 
     def begin(self, core_ids: list[str]) -> None:
         """Start with an empty output, for the first time or again.
@@ -58,19 +62,47 @@ class LiveRequest:
         self.output: RequestOutput = new_request_output(
             self.request_id, self.prompt.text, self.prompt.token_ids, self.params
         )
-        self._is_admitted = self._has_token = False
+        self._admitted_s: float | None = None
+        self._first_token_s: float | None = None
+        self._last_token_s: list[float | None] = [None] * len(core_ids)
 
-    def note(self, *, has_token: bool) -> None:
-        """Take note of news: a token, or only that it runs or has ended."""
-        self._is_admitted = True
-        self._has_token |= has_token
+    def note(self, index: int, now_s: float, timings: Timings | None) -> None:
+        """Take note of news.
+
+        Args:
+            index: of the completion that they are of.
+            now_s: of `time.monotonic`.
+            timings: takes note too, if there is a token.
+        """
+        self._admitted_s = self._admitted_s or now_s
+        if timings is not None:
+            last_s = self._last_token_s[index]
+            timings.add_token(now_s - (last_s or self.arrived_s), is_first=last_s is None)
+            self._first_token_s = self._first_token_s or now_s
+            self._last_token_s[index] = now_s
         self._news.set()
+
+    def times(self, now_s: float) -> FinishedRequest:
+        """Return how long it took, when it has ended."""
+        admitted_s, first_token_s = self._admitted_s or now_s, self._first_token_s
+        outputs = self.output.outputs
+        return FinishedRequest(
+            reason=outputs[0].finish_reason or "abort",
+            total_s=now_s - self.arrived_s,
+            queue_s=admitted_s - self.arrived_s,
+            prefill_s=None if first_token_s is None else first_token_s - admitted_s,
+            decode_s=None if first_token_s is None else now_s - first_token_s,
+            num_prompt_tokens=len(self.prompt.token_ids),
+            num_output_tokens=sum(len(output.token_ids) for output in outputs),
+            num_completions=self.params.n,
+            max_tokens=self.params.max_tokens,
+        )
 
     def may_run_again(self, max_fruitless_runs: int) -> bool:
         """Tell whether it may be given to another engine, and count the one that died if it brought nothing."""
-        if self._has_token:
+        if self._first_token_s is not None:
             self._num_fruitless_runs = 0
-        elif self._is_admitted:
+        elif self._admitted_s is not None:
             self._num_fruitless_runs += 1
         return self._num_fruitless_runs < max_fruitless_runs
 

@@ -36,7 +36,8 @@ ALLOWED = {
     "models": BASE | {"kv", "arch", "layers"},
     "worker": BASE | {"kv", "arch", "checkpoint", "models", "layers", "attention", "linear", "device"},
     "viz": BASE | {"kv"},
-    "cli": BASE | {"kv", "arch", "checkpoint", "engine", "viz"},
+    "server": BASE | {"units", "checkpoint", "engine"},
+    "cli": BASE | {"kv", "arch", "checkpoint", "engine", "server", "viz"},
     "__init__": BASE | {"engine"},
 }
 DATA_HALF = {"worker", "models", "layers", "attention", "linear", "kernels", "device"}

@@ -1,0 +1,36 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+
+from girih.server.replies.chat import ChatReply
+from girih.server.replies.sse import stream_of
+from girih.server.schema.chat import ChatBody
+from girih.server.serving import Serving
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def create_chat_completion(
+    body: ChatBody, request: Request, serving: Annotated[Serving, Depends(Serving.of)]
+) -> Response:
+    """Answer a conversation."""
+    model = serving.check_model(body.model)
+    params = body.sampling_params(serving.config)
+    prompt = await serving.render_chat(body.template_messages())
+    serving.check_length([prompt], params.max_tokens)
+    job = serving.begin(request, "chatcmpl", [prompt], params, priority=body.priority, cache_salt=body.cache_salt)
+    reply = ChatReply(job, model=model, created_s=int(time.time()), num_choices=params.n)
+    if body.stream:
+        return await stream_of(job, reply.stream(with_usage=body.wants_usage))
+    try:
+        answer = reply.whole(await job.finished())
+    finally:
+        job.abort()
+    return JSONResponse(answer)

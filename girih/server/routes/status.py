@@ -1,0 +1,39 @@
+"""GET /health, /version and /metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Response
+
+import girih
+from girih.server.errors import ApiError
+from girih.server.serving import Serving
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(serving: Annotated[Serving, Depends(Serving.of)]) -> dict[str, Any]:
+    """Answer 200 while requests can be served: the engine is up, and steps end while there is work."""
+    engine = serving.engine
+    if not engine.is_up:
+        raise ApiError(503, "there is no engine now", code="engine_unavailable", headers={"Retry-After": "5"})
+    if engine.stalled_s > serving.config.health_timeout_s:
+        raise ApiError(
+            503, f"work has waited for {engine.stalled_s:.0f} s without a step that ended", code="engine_stalled"
+        )
+    return {"status": "ok"}
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Return Girih's version."""
+    return {"version": girih.__version__}
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(serving: Annotated[Serving, Depends(Serving.of)]) -> Response:
+    """Return counts and times for Prometheus."""
+    text, media_type = await serving.metrics.text()
+    return Response(text, media_type=media_type)

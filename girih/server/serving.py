@@ -1,0 +1,174 @@
+"""`Serving`: what every path of the server needs, and how a prompt gets from a body into the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+
+from girih.engine.async_llm import AsyncLLM
+from girih.engine.input_processing import TokenizedPrompt, tokenize
+from girih.request import SamplingParams, output_room
+from girih.server.access import Caller, caller_of
+from girih.server.config import ServerConfig
+from girih.server.errors import ApiError
+from girih.server.metrics import Metrics
+from girih.server.replies.job import Job
+
+SHORT_TEXT = 4096
+"""Characters that are tokenized at once; more of them in a thread, so that other requests go on meanwhile."""
+
+RETRY_AFTER_S = 1
+
+
+@dataclass
+class Serving:
+    """One server.
+
+    Args:
+        engine: the engine.
+        config: the server's options.
+        model_names: what requests may call the model; the first is the one shown.
+        metrics: counts what happens.
+    """
+
+    engine: AsyncLLM
+    config: ServerConfig
+    model_names: tuple[str, ...]
+    metrics: Metrics
+    started_s: int = field(default_factory=lambda: int(time.time()))
+
+    @staticmethod
+    def of(request: Request) -> Serving:
+        """Return the server that a request came to; for `Depends`."""
+        serving: Serving = request.app.state.serving
+        return serving
+
+    def check_model(self, name: str | None) -> str:
+        """Return the name that the answer calls the model.
+
+        Raises:
+            ApiError: no such model.
+        """
+        if name is not None and name not in self.model_names:
+            known = ", ".join(self.model_names)
+            raise ApiError(
+                404, f"the model {name!r} is not served here; there is {known}", param="model", code="model_not_found"
+            )
+        return self.model_names[0] if name is None else name
+
+    def check_room(self, num_sequences: int) -> None:
+        """Refuse requests while too many wait: memory is bounded, and clients are told to come back.
+
+        Raises:
+            ApiError: 429, or 400 if so many sequences could never wait.
+        """
+        most = self.engine.config.max_num_seqs + self.config.max_waiting
+        if num_sequences > most:
+            raise ApiError(400, f"{num_sequences} sequences are more than the {most} that this server takes at once")
+        if self.engine.num_unfinished + num_sequences > most:
+            raise ApiError(
+                429,
+                f"{self.engine.num_unfinished} sequences run or wait, of {most} (--max-num-seqs and --max-waiting); "
+                "come back later",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
+
+    def check_length(self, prompts: Sequence[TokenizedPrompt], max_tokens: int | None) -> None:
+        """Refuse a prompt that with the output asked for is longer than any request can be.
+
+        Args:
+            prompts: their tokens.
+            max_tokens: of output; None takes what there is room for.
+
+        Raises:
+            RequestError: there is no room for one token.
+            ApiError: there is not room for so many.
+        """
+        longest = self.engine.max_model_len
+        for prompt in prompts:
+            room = output_room(len(prompt.token_ids), longest)
+            if max_tokens is not None and max_tokens > room:
+                raise ApiError(
+                    400,
+                    f"a prompt of {len(prompt.token_ids)} tokens and {max_tokens} tokens of output are longer than the "
+                    f"longest request that can be served, {longest} tokens; ask for at most {room}, or leave it out",
+                    param="max_tokens",
+                    code="context_length_exceeded",
+                )
+
+    async def tokenize(self, prompts: Sequence[str | list[int]], *, add_special_tokens: bool) -> list[TokenizedPrompt]:
+        """Turn prompts into tokens.
+
+        Raises:
+            RequestError: one is empty, or not text.
+        """
+        tokenizer, vocab_size = self.engine.tokenizer, self.engine.vocab_size
+
+        def work() -> list[TokenizedPrompt]:
+            return [
+                tokenize(prompt, tokenizer, vocab_size, add_special_tokens=add_special_tokens) for prompt in prompts
+            ]
+
+        return await in_thread_if(sum(map(len, prompts)) > SHORT_TEXT, work)
+
+    async def render_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> TokenizedPrompt:
+        """Write a conversation as a prompt.
+
+        Raises:
+            GirihError: the model has no chat template, or it refuses these messages.
+        """
+        tokenizer, vocab_size = self.engine.tokenizer, self.engine.vocab_size
+
+        def work() -> TokenizedPrompt:
+            text = tokenizer.apply_chat_template(messages, **variables)
+            return tokenize(text, tokenizer, vocab_size, add_special_tokens=False)
+
+        length = sum(len(str(message.get("content", ""))) for message in messages)
+        return await in_thread_if(length > SHORT_TEXT, work)
+
+    def begin(
+        self,
+        request: Request,
+        prefix: str,
+        prompts: Sequence[TokenizedPrompt],
+        params: SamplingParams,
+        *,
+        priority: int,
+        cache_salt: str,
+    ) -> Job:
+        """Give the prompts of a request to the engine.
+
+        Args:
+            request: from the client.
+            prefix: of the answer's id.
+            prompts: at least one.
+            params: how to sample.
+            priority: see `AsyncLLM.submit`.
+            cache_salt: the client's; callers with another API key share nothing, whatever theirs is.
+
+        Raises:
+            GirihError: one cannot be served; none is.
+            ApiError: too many wait.
+        """
+        caller = caller_of(request)
+        self.check_room(len(prompts) * params.n)
+        job = Job(self.engine, request, f"{prefix}-{uuid.uuid4().hex}")
+        job.submit(prompts, params, priority=priority, cache_salt=salt_of(caller, cache_salt))
+        return job
+
+
+def salt_of(caller: Caller, cache_salt: str) -> str:
+    """Return the salt of a caller's requests: unlike that of any caller with another key."""
+    return cache_salt if caller.key_digest is None else f"{caller.key_digest}/{cache_salt}"
+
+
+async def in_thread_if(is_long: bool, work: Callable[[], Any]) -> Any:
+    """Do work that holds the loop up in a thread, if it is long."""
+    return await asyncio.to_thread(work) if is_long else work()
