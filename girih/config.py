@@ -72,6 +72,11 @@ class EngineConfig:
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def max_steps_under_way(self) -> int:
+        """Return how many steps the workers may have at once: one in each pipeline stage, and always the next one."""
+        return max(2, self.pipeline_parallel_size) if self.async_scheduling else 1
+
+    @property
     def cache_dtype(self) -> str:
         """Return what keys and values are stored as: "auto", as the checkpoint says, or a dtype name."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype

@@ -1,6 +1,8 @@
 """Bring-up, written once for every executor, at the start and whenever workers are started anew:
 
 plan from config.json -> start workers -> load model -> compare specs -> measure memory -> plan -> bind -> warm up
+
+What then runs the plan, cache manager and scheduler, is made here too.
 """
 
 from __future__ import annotations
@@ -8,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from girih import plugins
 from girih.config import EngineConfig
 from girih.engine.checks import check_bound, check_specs
 from girih.engine.expectations import expected_specs, most_memory
 from girih.engine.report import StartupReport
 from girih.executor._base import Executor
 from girih.kv.config import KVCacheConfig
+from girih.kv.manager import KVCacheManager
 from girih.kv.plan import get_kv_cache_configs
 from girih.kv.spec import KVCacheSpec
+from girih.sched.scheduler import Scheduler
 
 
 def bring_up(
@@ -57,6 +62,25 @@ def bring_up(
     with report.phase("warm up"):
         rpc("compile_or_warm_up_model")
     return configs
+
+
+def make_manager(config: EngineConfig, kv_cache_configs: Sequence[KVCacheConfig]) -> KVCacheManager:
+    """Return the run time of the plans of all workers."""
+    return KVCacheManager(
+        kv_cache_configs, max_num_seqs=config.max_num_seqs, enable_prefix_caching=config.enable_prefix_caching
+    )
+
+
+def make_scheduler(config: EngineConfig, manager: KVCacheManager) -> Scheduler:
+    """Return a scheduler with the policy that the options name."""
+    policy = plugins.load("girih.sched.policies", config.scheduling_policy, what="scheduling policy")
+    return Scheduler(
+        manager,
+        policy.order,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        num_micro_batches=config.max_steps_under_way if config.pipeline_parallel_size > 1 else 1,
+    )
 
 
 def _available_memory(config: EngineConfig, executor: Executor, report: StartupReport) -> list[int]:

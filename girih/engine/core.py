@@ -19,7 +19,7 @@ from girih import arch, plugins
 from girih.checkpoint.hf_config import eos_token_ids, load_config
 from girih.checkpoint.resolve import resolve_model
 from girih.config import EngineConfig
-from girih.engine.bring_up import bring_up
+from girih.engine.bring_up import bring_up, make_manager, make_scheduler
 from girih.engine.checks import check_block_ids, check_config, warn_of_short_requests
 from girih.engine.interrupts import uninterrupted
 from girih.engine.pool_memory import PoolMemory
@@ -30,7 +30,6 @@ from girih.kv.manager import KVCacheManager
 from girih.messages import StepInput, StepOutput
 from girih.request import SamplingParams
 from girih.sched.request_state import RequestState
-from girih.sched.scheduler import Scheduler
 from girih.sched.updates import StepUpdate
 
 logger = logging.getLogger(__name__)
@@ -61,7 +60,6 @@ class EngineCore:
         self.config = dataclasses.replace(config, model=str(self.model_directory))
         self._request_ids = map(str, itertools.count())
         self._num_steps = self._num_restarts = 0
-        self._max_in_flight = max(2, config.pipeline_parallel_size) if config.async_scheduling else 1
         self._in_flight: deque[tuple[StepInput, Future[StepOutput]]] = deque()  # in the order of the workers
         self._dead: str | None = None
         self._failure: str | None = None  # of workers that will be started anew
@@ -70,7 +68,7 @@ class EngineCore:
         self.executor: Executor = executor.create(self.config)
         try:
             manager = self._start_workers(self.startup_report)
-            self.scheduler = self._make_scheduler(manager)
+            self.scheduler = make_scheduler(self.config, manager)
             warn_of_short_requests(self.max_model_len, self._model_limit, self.config)
             logger.info("start-up took %.3f s", self.startup_report.total_s)
         except BaseException:
@@ -195,17 +193,8 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return what the engine is doing now."""
-        queues, manager = self.scheduler.queues, self.scheduler.manager
-        return EngineStats(
-            num_running=len(queues.running),
-            num_waiting=len(queues.waiting),
-            num_preemptions=queues.num_preemptions,
-            num_restarts=self._num_restarts,
-            num_steps=self._num_steps,
-            kv_cache_usage=manager.usage,
-            moved_bytes=self._pool_memory.moved_bytes,
-            cache=manager.stats(),
-        )
+        moved_bytes = self._pool_memory.moved_bytes
+        return EngineStats.of(self.scheduler, self._num_steps, self._num_restarts, moved_bytes)
 
     def shutdown(self) -> None:
         """Release the workers; the engine takes no more requests. A second call does nothing."""
@@ -217,23 +206,9 @@ class EngineCore:
     def _start_workers(self, report: StartupReport) -> KVCacheManager:
         self.kv_cache_configs = bring_up(self.config, self.model_config, self._model_limit, self.executor, report)
         with report.phase("make cache manager"):
-            manager = KVCacheManager(
-                self.kv_cache_configs,
-                max_num_seqs=self.config.max_num_seqs,
-                enable_prefix_caching=self.config.enable_prefix_caching,
-            )
+            manager = make_manager(self.config, self.kv_cache_configs)
             self._pool_memory = PoolMemory(self.kv_cache_configs, manager, self.executor)
         return manager
-
-    def _make_scheduler(self, manager: KVCacheManager) -> Scheduler:
-        policy = plugins.load("girih.sched.policies", self.config.scheduling_policy, what="scheduling policy")
-        return Scheduler(
-            manager,
-            policy.order,
-            max_num_seqs=self.config.max_num_seqs,
-            max_num_batched_tokens=self.config.max_num_batched_tokens,
-            num_micro_batches=self._max_in_flight if self.config.pipeline_parallel_size > 1 else 1,
-        )
 
     def _restart(self, reason: str) -> None:
         """Start new workers, plan and bind again, and let all requests be computed again from their tokens."""
@@ -276,7 +251,7 @@ class EngineCore:
 
     def _launch(self) -> None:
         """Hand steps to the workers, until as many are under way as they can use."""
-        while len(self._in_flight) < self._max_in_flight and self._failure is None and self._dead is None:
+        while len(self._in_flight) < self.config.max_steps_under_way and self._failure is None and self._dead is None:
             if (step := self.scheduler.schedule()) is None:
                 return
             self._hand_out(step)

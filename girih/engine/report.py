@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from girih.kv.manager import CacheStats
+from girih.kv.stats import CacheStats
+from girih.sched.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -73,3 +74,18 @@ class EngineStats:
     kv_cache_usage: float
     moved_bytes: int
     cache: CacheStats
+
+    @classmethod
+    def of(cls, scheduler: Scheduler, num_steps: int, num_restarts: int, moved_bytes: int) -> EngineStats:
+        """Read the numbers of a scheduler and its cache manager; the others are as above."""
+        queues, manager = scheduler.queues, scheduler.manager
+        return cls(
+            num_running=len(queues.running),
+            num_waiting=len(queues.waiting),
+            num_preemptions=queues.num_preemptions,
+            num_restarts=num_restarts,
+            num_steps=num_steps,
+            kv_cache_usage=manager.usage,
+            moved_bytes=moved_bytes,
+            cache=manager.stats(),
+        )
