@@ -57,6 +57,9 @@ class EngineStats:
     Args:
         num_running: requests that hold a row and pages.
         num_waiting: requests that wait, new or preempted.
+        waiting_by_reason: how many of them the last step left waiting for pages ("capacity"), for a row
+            ("max_num_seqs"), for a share of its tokens ("budget"), or as they lost their pages ("preempted"); those
+            that came since are in none.
         num_preemptions: times a request lost its pages, since start-up.
         num_restarts: times new workers took the place of failed ones.
         num_steps: steps since start-up.
@@ -68,6 +71,7 @@ class EngineStats:
 
     num_running: int
     num_waiting: int
+    waiting_by_reason: dict[str, int]
     num_preemptions: int
     num_restarts: int
     num_steps: int
@@ -82,6 +86,7 @@ class EngineStats:
         return cls(
             num_running=len(queues.running),
             num_waiting=len(queues.waiting),
+            waiting_by_reason=scheduler.waiting_by_reason(),
             num_preemptions=queues.num_preemptions,
             num_restarts=num_restarts,
             num_steps=num_steps,

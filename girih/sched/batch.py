@@ -33,6 +33,9 @@ MAX_PARTIAL_PROMPTS = 4
 MAX_TIMES_PASSED = 64
 """Short prompts that may go before the first long one that waits."""
 
+# why a pass let nobody else in: no pages, no row, or no share of the token budget
+CAPACITY, NO_ROW, BUDGET = "capacity", "max_num_seqs", "budget"
+
 
 class BatchBuilder:
     """The requests of the next step and how many tokens each computes; filled once, by `fill`.
@@ -65,6 +68,8 @@ class BatchBuilder:
         self._partial: dict[RequestState, int] = {}  # those that this step does not complete -> their chunk so far
         self._newcomers: list[RequestState] = []
         self._admission_open = True
+        self.obstacle: str | None = None
+        """Why the requests that wait after `fill` were not let in; None if nobody waits."""
 
     def fill(self) -> bool:
         """Choose the work; see the module.
@@ -76,7 +81,7 @@ class BatchBuilder:
         if self._prompts:
             self._schedule_prompts()
         self._publish_running()  # nothing is preempted in this pass from here on
-        self._admit_waiting()
+        self.obstacle = self._admit_waiting()
         if self._partial:
             self._hand_out_leftovers()
         return bool(len(self._decode_rows) or self._chunks)
@@ -149,17 +154,26 @@ class BatchBuilder:
             else:
                 self._reserve(request, chunk)
 
-    def _admit_waiting(self) -> None:
-        """Admit from the front of the queue; only `_short_prompt` passes somebody over."""
+    def _admit_waiting(self) -> str | None:
+        """Admit from the front of the queue; only `_short_prompt` passes somebody over. Return what stopped it."""
         waiting = self._queues.waiting
-        while waiting and self._admission_open and self._budget_left and len(self._queues.running) < self._max_running:
+        while waiting:
+            if not self._admission_open:
+                return CAPACITY
+            if len(self._queues.running) >= self._max_running:
+                return NO_ROW
+            if not self._budget_left:
+                return BUDGET
             first = waiting[0]
             enough = len(self._partial) >= MAX_PARTIAL_PROMPTS
             request = self._short_prompt() if enough else first
             share = self._budget_left if enough else self._share(min(len(waiting), MAX_PARTIAL_PROMPTS))
-            if request is None or not self._admit(request, share):
-                return
+            if request is None:
+                return BUDGET
+            if not self._admit(request, share):
+                return CAPACITY
             first.num_times_passed += request is not first
+        return None
 
     def _short_prompt(self) -> RequestState | None:
         """Return the first that waits if this step can complete it, else the next one that it can."""

@@ -34,12 +34,13 @@ class RequestQueues:
         self.num_preemptions = 0
         self._manager = manager
         self._running_rows: np.ndarray | None = None  # None: somebody has entered or left
-        self._num_arrivals = 0
+        self.num_arrivals = 0
+        """Requests added so far; the next one's `arrival`."""
 
     def add(self, request: RequestState) -> None:
         """Queue a new request."""
-        request.arrival = self._num_arrivals
-        self._num_arrivals += 1
+        request.arrival = self.num_arrivals
+        self.num_arrivals += 1
         insort(self.waiting, request, key=self.order)
         self.by_id[request.request_id] = request
 

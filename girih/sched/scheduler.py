@@ -20,10 +20,12 @@ import numpy as np
 from girih.kv.manager import KVCacheManager
 from girih.messages import StepInput, StepOutput
 from girih.request import output_room
-from girih.sched.batch import BatchBuilder
+from girih.sched.batch import BUDGET, CAPACITY, NO_ROW, BatchBuilder
 from girih.sched.queues import RequestQueues
 from girih.sched.request_state import RequestState
 from girih.sched.updates import StepUpdate
+
+PREEMPTED = "preempted"
 
 MAX_FAILURES = 3
 """Steps that may fail while a request runs, without a new token of it between, before it is taken for the reason."""
@@ -62,6 +64,8 @@ class Scheduler:
         self._num_micro_batches = num_micro_batches
         self._updates: list[StepUpdate] = []
         self._num_steps = 0
+        self._obstacle: str | None = None  # of the last pass, for those that had arrived by then
+        self._num_arrivals = 0
         self._under_way: dict[int, np.ndarray] = {}  # step id -> whose the rows were
 
     def add(self, request: RequestState) -> None:
@@ -115,7 +119,9 @@ class Scheduler:
                 max_running=self._max_running,
                 num_micro_batches=self._num_micro_batches,
             )
-            if batch.fill():
+            has_work = batch.fill()
+            self._obstacle, self._num_arrivals = batch.obstacle, self.queues.num_arrivals
+            if has_work:
                 return self._hand_out(batch)
             if self._under_way:
                 return None
@@ -157,6 +163,21 @@ class Scheduler:
         step = batch.make_step(self._num_steps)
         self._under_way[step.step_id] = self.queues.rows.tenancies.copy()
         return step
+
+    def waiting_by_reason(self) -> dict[str, int]:
+        """Count the requests that the last pass left waiting, by what it lacked; those that came since are not in it.
+
+        Returns:
+            "preempted" (it ran, and its pages were taken), and for others "capacity" (pages), "max_num_seqs" (a row)
+            or "budget" (tokens of the step, or too many prompts in progress), as for the first of them.
+        """
+        counts = dict.fromkeys((CAPACITY, NO_ROW, BUDGET, PREEMPTED), 0)
+        for request in self.queues.waiting:
+            if request.num_preemptions:
+                counts[PREEMPTED] += 1
+            elif self._obstacle is not None and request.arrival < self._num_arrivals:
+                counts[self._obstacle] += 1
+        return counts
 
     def longest_request_tokens(self) -> int:
         """Return the most known tokens that an unfinished request has; 0 without any."""
