@@ -23,6 +23,7 @@ from girih.engine.bring_up import bring_up, make_manager, make_scheduler
 from girih.engine.checks import check_block_ids, check_config, warn_of_short_requests
 from girih.engine.interrupts import uninterrupted
 from girih.engine.pool_memory import PoolMemory
+from girih.engine.pool_view import PageInfo, PoolView, describe_page, view_pool
 from girih.engine.report import EngineStats, StartupReport
 from girih.errors import ExecutorError, GirihError
 from girih.executor._base import Executor
@@ -195,6 +196,14 @@ class EngineCore:
         """Return what the engine is doing now."""
         moved_bytes = self._pool_memory.moved_bytes
         return EngineStats.of(self.scheduler, self._num_steps, self._num_restarts, moved_bytes)
+
+    def pool_map(self) -> PoolView:
+        """Return what every page of the pool is used for now, and by whom."""
+        return view_pool(self.scheduler)
+
+    def page_info(self, group: int, page: int) -> PageInfo:
+        """Say who holds a page and for which tokens; as `describe_page`."""
+        return describe_page(self.scheduler, group, page)
 
     def shutdown(self) -> None:
         """Release the workers; the engine takes no more requests. A second call does nothing."""

@@ -32,6 +32,7 @@ from girih.kv.config import KVCacheConfig, KVCacheGroupSpec, one_per_class
 from girih.kv.hashing import TokenHasher
 from girih.kv.invariants import check_state
 from girih.kv.page_pool import PagePool
+from girih.kv.pool_map import ClassMap, PageUse, find_page, map_pool
 from girih.kv.stats import CacheStats
 from girih.kv.updates import UpdateMaker
 from girih.messages import CacheUpdate
@@ -127,6 +128,18 @@ class KVCacheManager:
     def stats(self) -> CacheStats:
         """Return counters and state."""
         return CacheStats.of(self._state, self._pool)
+
+    def pool_map(self) -> tuple[ClassMap, ...]:
+        """Return what the pages of each stage class are used for now."""
+        return map_pool(self._state)
+
+    def find_page(self, group: int, page: int) -> tuple[bool, tuple[PageUse, ...]]:
+        """Return whether a later prompt can find a page, by its id in the group, and what rows hold it for.
+
+        Raises:
+            RequestError: there is no such page.
+        """
+        return find_page(self._state, group, page)
 
     def lookup(self, token_ids: np.ndarray, salt: str = "") -> int:
         """Return the longest prefix that could be reused now, in tokens; at least one token is left to compute.

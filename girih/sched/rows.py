@@ -29,13 +29,15 @@ class RunningRows:
         """int32 [max_num_seqs]; prompt and output, with the tokens that steps under way sample."""
         self.num_tokens_at_entry = np.zeros(max_num_seqs, dtype=np.int32)
         """int32 [max_num_seqs]; how many of them were known when the request entered its row."""
+        self.num_prompt = np.zeros(max_num_seqs, dtype=np.int32)
+        """int32 [max_num_seqs]; tokens of the prompt."""
+        self.num_output = np.zeros(max_num_seqs, dtype=np.int32)
+        """int32 [max_num_seqs]; output tokens that are known."""
         self.request_ids = np.full(max_num_seqs, "", dtype=object)
         """str [max_num_seqs]; the request in each row."""
         self.tenancies = np.zeros(max_num_seqs, dtype=np.int64)
         """int64 [max_num_seqs]; counts up whenever a request enters or leaves the row."""
         self._requests: list[RequestState | None] = [None] * max_num_seqs
-        self._num_prompt = np.zeros(max_num_seqs, dtype=np.int32)
-        self._num_output = np.zeros(max_num_seqs, dtype=np.int32)
         self._max_output = np.zeros(max_num_seqs, dtype=np.int32)
         self._output = np.zeros((max_num_seqs, FIRST_WIDTH_TOKENS), dtype=np.int32)
         self._enders = np.zeros(1, dtype=np.int32)  # the last one stays 0: it stands for all larger ids
@@ -47,7 +49,7 @@ class RunningRows:
         self.request_ids[row] = request.request_id
         self.tenancies[row] += 1
         self.num_tokens[row] = self.num_tokens_at_entry[row] = request.num_tokens
-        self._num_prompt[row], self._num_output[row] = request.num_prompt_tokens, num_output
+        self.num_prompt[row], self.num_output[row] = request.num_prompt_tokens, num_output
         self.limit(row)
         self._widen(num_output)
         self._output[row, :num_output] = request.output_token_ids
@@ -58,7 +60,7 @@ class RunningRows:
     def leave(self, row: int) -> None:
         """Empty a row; its request keeps the output."""
         request = self.request(row)
-        request.output_token_ids = self._output[row, : self._num_output[row]].copy()
+        request.output_token_ids = self._output[row, : self.num_output[row]].copy()
         self._enders[_end_token_ids(request)] -= 1
         self._requests[row] = None
         self.tenancies[row] += 1
@@ -81,8 +83,8 @@ class RunningRows:
             needs_token: nor those whose newest token is under way: the step that samples it must be back.
         """
         if needs_token:
-            return self.num_tokens[rows] == self._num_prompt[rows] + self._num_output[rows]
-        return self.num_tokens[rows] < self._num_prompt[rows] + self._max_output[rows]
+            return self.num_tokens[rows] == self.num_prompt[rows] + self.num_output[rows]
+        return self.num_tokens[rows] < self.num_prompt[rows] + self._max_output[rows]
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> np.ndarray:
         """Append a token, counted when its step was handed out, to the output of each row.
@@ -97,11 +99,11 @@ class RunningRows:
         if not len(rows):
             return rows
         rows = rows.astype(np.intp)  # numpy's own kind of index: with another, each access below takes longer
-        columns = self._num_output[rows]
+        columns = self.num_output[rows]
         self._widen(int(columns.max()) + 1)
         self._output.reshape(-1)[rows * self._output.shape[1] + columns] = token_ids
         columns += 1
-        self._num_output[rows] = columns
+        self.num_output[rows] = columns
         may_end = self._enders.take(token_ids, mode="clip") > 0
         may_end |= columns >= self._max_output[rows]
         return np.flatnonzero(may_end)
@@ -112,9 +114,11 @@ class RunningRows:
         assert request is not None, row
         return request
 
-    def num_output_tokens(self, row: int) -> int:
-        """Return how many output tokens the request in `row` has."""
-        return int(self._num_output[row])
+    def token_ids(self, row: int, first: int, end: int) -> np.ndarray:
+        """Return tokens `first` to `end` of the sequence in `row`, int32 [n]; fewer if not all are known."""
+        num_prompt = int(self.num_prompt[row])
+        output = self._output[row, max(0, first - num_prompt) : max(0, min(end - num_prompt, self.num_output[row]))]
+        return np.concatenate([self.request(row).prompt_token_ids[first:end], output])
 
     def _widen(self, num_tokens: int) -> None:
         width = self._output.shape[1]

@@ -147,7 +147,7 @@ class Scheduler:
         for index in may_end.tolist():
             row = int(sampled_rows[index])
             request = rows.request(row)
-            ending = request.finish_reason(update.token_ids[index], rows.num_output_tokens(row))
+            ending = request.finish_reason(update.token_ids[index], int(rows.num_output[row]))
             if ending is not None:
                 details = update.of(request.request_id)
                 details.finish_reason, details.stop_reason = ending

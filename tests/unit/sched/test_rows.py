@@ -30,7 +30,7 @@ def test_output_of_any_length_comes_back_with_the_request():
     rows.enter(request("c"), 2)
     rows.enter(one, 1)
     assert rows.num_tokens.tolist() == [303, 303, 3]
-    assert (rows.num_tokens_at_entry[1], rows.num_output_tokens(1)) == (303, 300)
+    assert (rows.num_tokens_at_entry[1], rows.num_output[1]) == (303, 300)
     append(rows, {1: 300})
     rows.leave(1)
     assert one.output_token_ids.tolist() == [*range(301)]
