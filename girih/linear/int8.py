@@ -59,7 +59,8 @@ class Int8Matrix(Matrix):
             part = weight[rows].float()
             part = nn.functional.pad(part, (0, width - size, 0, -part.shape[0] % PANEL))
             scale = part.abs().amax(dim=1) / LARGEST
-            values = (part / scale.where(scale > 0, 1).unsqueeze(1)).round().to(torch.int8)
+            values = (part / scale.where(scale > 0, 1).unsqueeze(1)).round()
+            values = values.clamp_(-LARGEST, LARGEST).to(torch.int8)  # the scale of tiny numbers is rounded itself
             scales[rows] = scale
             panels[first : first + PANELS_AT_ONCE] = values.view(-1, PANEL, width // QUAD, QUAD).transpose(1, 2)
         self.panels = nn.Parameter(panels, requires_grad=False)

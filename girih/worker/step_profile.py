@@ -43,7 +43,7 @@ class StepProfile:
         self._end: float | None = None  # of the last step
         self._replayed = runner.model.replayed
         if self._replayed is not None:
-            self._replayed.is_on = False
+            self._was_on, self._replayed.is_on = self._replayed.is_on, False
         self._places = list(_places(runner))
         for owner, name, part in self._places:
             vars(owner)[name] = self._measured(getattr(owner, name), part)  # in front of the class' own
@@ -55,7 +55,7 @@ class StepProfile:
         for owner, name, _ in self._places:
             del vars(owner)[name]
         if self._replayed is not None:
-            self._replayed.is_on = True
+            self._replayed.is_on = self._was_on
         return self.times
 
     def _measured(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:

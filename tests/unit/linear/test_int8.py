@@ -82,6 +82,16 @@ def test_a_row_of_tiny_numbers_gives_no_larger_ones(number):
     assert matrix.product(x).abs().max() <= number * 1.001
 
 
+def test_weights_too_small_for_a_scale_of_their_own_keep_their_signs():
+    smallest = 2.0**-149
+    weight = torch.zeros(4, 16)
+    weight[:, 0], weight[:, 1] = torch.tensor([64.0, 100.0, 190.0, 1000.0]) * smallest, -64 * smallest
+    rows = Int8Matrix(weight).rows(torch.arange(4))
+    assert ((rows - weight).abs() <= 64 * smallest).all()
+    assert (rows[:, 0] > 0).all()
+    assert (rows[:, 1] <= 0).all()
+
+
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 def test_a_row_that_is_not_finite_gives_no_number_and_harms_no_other(wrong):
     matrix, x = Int8Matrix(numbers(20, 48)), numbers(3, 48, seed=1)

@@ -42,3 +42,15 @@ def test_nothing_is_measured_and_nothing_left_behind_after_the_end(worker):
     driver.run(0, 2)
     assert times.num_steps == 0
     assert worker.stop_profile().num_steps == 0
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_steps_are_replayed_after_the_end_if_they_were_before(worker, is_on):
+    replayed = worker.runner.model.replayed
+    replayed.is_on = is_on
+    worker.start_profile()
+    assert not replayed.is_on
+    worker.start_profile()
+    worker.stop_profile()
+    assert replayed.is_on is is_on
+    replayed.is_on = True
