@@ -63,8 +63,8 @@ class Device(Protocol):
     def collective_backend(self) -> str:
         """Return the backend of torch.distributed by which workers on such devices exchange tensors."""
 
-    def divide_cores(self, num_workers: int) -> None:
-        """Leave the other workers of this machine their share of its cores.
+    def take_cores(self, num_workers: int) -> None:
+        """Let the thread that calls compute on its share of this machine's cores.
 
         Args:
             num_workers: on this machine, this one included.

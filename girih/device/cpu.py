@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,16 +134,22 @@ def collective_backend() -> str:
     return "gloo"
 
 
-def divide_cores(num_workers: int) -> None:
+def take_cores(num_workers: int) -> None:
     """Compute on a share of the threads; with more, workers that wait for each other's sums would be in the way.
 
-    `OMP_NUM_THREADS` is how a user says otherwise.
+    `OMP_NUM_THREADS` is how a user says otherwise. Where the OpenMP library starts fewer threads than it is asked for,
+    as OMP_THREAD_LIMIT or OMP_DYNAMIC say, oneDNN's products are wrong: so it is asked for no more, and starts all.
     """
     import torch
 
-    if "OMP_NUM_THREADS" in os.environ:
-        return
-    torch.set_num_threads(max(1, torch.get_num_threads() // num_workers))
+    threads = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, threads // num_workers)
+    with suppress(AttributeError, OSError):  # torch is linked to no OpenMP library
+        openmp = ctypes.CDLL(torch._C.__file__)  # finds the names of all libraries that this is linked to
+        openmp.omp_set_dynamic(0)
+        threads = min(threads, openmp.omp_get_thread_limit())
+    torch.set_num_threads(threads)
 
 
 def _read_table(path: Path, unit_bytes: int) -> dict[str, int]:

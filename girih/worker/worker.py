@@ -64,8 +64,7 @@ class Worker:
         # longer than a step may take: the executor, which knows more, tells first who is late
         timeout_s = max(TIMEOUT_S, 2 * self.config.step_timeout_s)
         self.ranks = connect(place, self.rendezvous, backend=self.device.collective_backend(), timeout_s=timeout_s)
-        if self.ranks.num_local > 1:
-            self.device.divide_cores(self.ranks.num_local)
+        self.device.take_cores(self.ranks.num_local)
         dtype = torch_dtype(arch.resolve_dtype(self.config.dtype, model_config))
         kv_dtype = arch.resolve_dtype(self.config.cache_dtype, model_config)
         model, context = build_model(model_config, dtype, self.backend, kv_dtype, self.ranks, self.operations)

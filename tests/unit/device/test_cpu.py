@@ -1,6 +1,9 @@
 """Memory facts from made-up /proc and /sys trees, and from this machine."""
 
 import mmap
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -158,10 +161,35 @@ def test_workers_share_the_cores_unless_the_user_says_how_many_threads(monkeypat
     torch.set_num_threads(6)
     try:
         monkeypatch.setenv("OMP_NUM_THREADS", "6")
-        cpu.divide_cores(2)
+        cpu.take_cores(2)
         assert torch.get_num_threads() == 6
         monkeypatch.delenv("OMP_NUM_THREADS")
-        cpu.divide_cores(4)
+        cpu.take_cores(4)
         assert torch.get_num_threads() == 1
     finally:
         torch.set_num_threads(threads)
+
+
+FEWER_THREADS = """
+import sys, torch
+from girih.device import cpu
+torch.set_num_threads(6)
+cpu.take_cores(1)
+x, weight = torch.randn(200, 96), torch.randn(64, 96)
+product = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+torch.testing.assert_close(product, x @ weight.T, atol=1e-4, rtol=1e-4)
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "threads"), [("OMP_THREAD_LIMIT=1", 1), ("OMP_THREAD_LIMIT=3", 3), ("OMP_DYNAMIC=true", 6)]
+)
+def test_products_are_right_where_openmp_would_start_fewer_threads(option, threads):
+    name, value = option.split("=")
+    environment = {**os.environ, "OMP_NUM_THREADS": "6", name: value}
+    run = subprocess.run(
+        [sys.executable, "-c", FEWER_THREADS], check=False, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) == threads
