@@ -6,6 +6,7 @@ so that a new feature of a worker changes no executor. Bring-up is written once,
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -45,6 +46,19 @@ def worker_error(rank: int, method: str, error: BaseException) -> GirihError:
     if isinstance(error, GirihError):
         return error
     return ExecutorError(f"worker of rank {rank} failed in {method}: {type(error).__name__}: {error}")
+
+
+def check_process(pid: int) -> None:
+    """Refuse workers to a copy of the process that started them: it has none of the threads that they need.
+
+    Raises:
+        ExecutorError: this is not the process of that id.
+    """
+    if os.getpid() != pid:
+        raise ExecutorError(
+            f"the workers belong to process {pid}, of which this one is a copy (fork): start an engine in this one, "
+            'or start this one by multiprocessing\'s "spawn"'
+        )
 
 
 class Executor(ABC):

@@ -11,6 +11,7 @@ An executor defines what stands on the right.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from abc import abstractmethod
@@ -20,7 +21,7 @@ from typing import Any, Self
 
 from girih.config import EngineConfig
 from girih.errors import ExecutorError, GirihError
-from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor
+from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor, check_process
 from girih.executor._calls import Call, Calls
 from girih.executor._frames import Buffer, Message, SentError, pack
 from girih.executor._served import SHUTDOWN, START, STEP, MakeWorker
@@ -63,6 +64,7 @@ class RemoteExecutor(Executor):
         self._watcher: threading.Thread | None = None
         self._sleeps_until = 0.0  # the watcher, which calls that end earlier wake
         self._is_closing = self._has_ended = False
+        self._pid = os.getpid()
 
     @classmethod
     def of(cls, config: EngineConfig) -> Self:
@@ -77,6 +79,7 @@ class RemoteExecutor(Executor):
     def start(self) -> None:
         """Create the workers, all at the same time; see `Executor.start`."""
         assert self._watcher is None, "start is called once, or again after shutdown"
+        self._pid = os.getpid()
         self._prepare()
         self._is_closing = self._has_ended = False
         self._sleeps_until = 0.0
@@ -97,7 +100,7 @@ class RemoteExecutor(Executor):
             GirihError: a worker failed in its release; all processes have ended all the same.
         """
         watcher, self._watcher = self._watcher, None
-        if watcher is None:
+        if watcher is None or os.getpid() != self._pid:
             return
         self._is_closing = True
         try:
@@ -129,6 +132,7 @@ class RemoteExecutor(Executor):
     def check_health(self) -> None:
         """Tell whether all workers were started, live, answer, and were not shut down; see `Executor.check_health`."""
         self._calls.check()
+        check_process(self._pid)
 
     # ---- sending
 
@@ -153,6 +157,7 @@ class RemoteExecutor(Executor):
         *,
         is_step: bool = False,
     ) -> Answer:
+        check_process(self._pid)
         if not self._sending.acquire(timeout=limit_s):
             raise ExecutorError(f"{method} could not be sent within {limit_s:g} s, as another call is being sent")
         try:

@@ -7,6 +7,7 @@ daemon: a stuck worker does not keep the process from ending.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from girih.config import EngineConfig
 from girih.errors import ExecutorError, GirihError
-from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor, worker_error
+from girih.executor._base import CALL_TIMEOUT_S, Answer, Executor, check_process, worker_error
 from girih.executor._served import MakeWorker
 from girih.messages import StepInput, StepOutput
 
@@ -45,6 +46,7 @@ class UniProcExecutor(Executor):
 
     def start(self) -> None:
         """Create the worker on its thread; see `Executor.start`."""
+        self._pid = os.getpid()
         # a new queue, as a thread that was stuck before a shutdown may still read the old one
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, args=(self._calls,), name="girih-worker-0", daemon=True)
@@ -76,6 +78,7 @@ class UniProcExecutor(Executor):
         """Tell whether the worker was started, answers, and was not shut down; see `Executor.check_health`."""
         if self._failure is not None:
             raise ExecutorError(f"worker of rank {RANK} cannot be used: {self._failure}")
+        check_process(self._pid)
 
     def shutdown(self) -> None:
         """Let the worker release what it holds and end its thread, now or after the call that it is busy with.
@@ -83,7 +86,7 @@ class UniProcExecutor(Executor):
         See `Executor.shutdown`.
         """
         thread, self._thread = self._thread, None
-        if thread is None:
+        if thread is None or os.getpid() != self._pid:
             return
         timeout_s = SHUTDOWN_TIMEOUT_S if self._failure is None else 0  # a stuck worker was waited for already
         self._failure = "it was shut down"

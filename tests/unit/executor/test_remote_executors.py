@@ -10,6 +10,7 @@ from toy_worker import ToyWorker
 
 from girih.errors import CapacityError, ExecutorError
 from girih.executor.multiproc import MultiProcExecutor
+from tests.forked import in_a_copy_of_this_process
 
 
 def multiproc(num_workers):
@@ -119,3 +120,19 @@ def test_workers_ignore_ctrl_c_and_are_in_no_group_that_the_terminal_signals(exe
 
 def test_workers_load_neither_numba_nor_the_program_s_main_module(executor):
     assert executor.collective_rpc("loaded", ("numba", "torch", "pytest")) == [[] for _ in ranks(executor)]
+
+
+def test_a_copy_of_this_process_is_refused_the_workers_and_harms_none(executor):
+    def use():
+        for call in (
+            lambda: executor.execute_model(1),
+            executor.check_health,
+            lambda: executor.collective_rpc("where"),
+        ):
+            with pytest.raises(ExecutorError, match=rf"belong to process {os.getppid()}, .* a copy \(fork\)"):
+                call()
+        executor.shutdown()
+
+    before = pids(executor)
+    in_a_copy_of_this_process(use)
+    assert pids(executor) == before

@@ -1,11 +1,13 @@
 """The executor of one worker in this process: order, errors with rank and text, bounded time, clean end."""
 
+import os
 import threading
 
 import pytest
 
 from girih.errors import CapacityError, ExecutorError
 from girih.executor.uniproc import UniProcExecutor
+from tests.forked import in_a_copy_of_this_process
 
 
 class FakeWorker:
@@ -163,3 +165,13 @@ def test_shutdown_releases_the_worker_ends_the_thread_and_may_be_repeated():
     assert not thread.is_alive()
     with pytest.raises(ExecutorError, match="it was shut down"):
         executor.collective_rpc("add")
+
+
+def test_a_copy_of_this_process_is_refused_the_worker_and_ends_at_once(executor):
+    def use():
+        with pytest.raises(ExecutorError, match=rf"belong to process {os.getppid()}, .* a copy \(fork\)"):
+            executor.execute_model("step")
+        executor.shutdown()
+
+    in_a_copy_of_this_process(use)
+    assert executor.collective_rpc("add", (1, 2)) == [3]
