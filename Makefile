@@ -58,3 +58,4 @@ bench: .venv/.installed-dev
 
 clean:
 	rm -rf .venv build *.egg-info
+	find girih tests benchmarks -name __pycache__ -exec rm -rf {} +  # with what numba has compiled

@@ -117,18 +117,27 @@ class _KeptFiles(IndexDataCacheFile):
             logger.warning("%s cannot be kept for the next start: %s; set NUMBA_CACHE_DIR", self._any_version, error)
 
     def load(self, key: object) -> Any:
-        """Return the code for some types, None if it is not there or damaged."""
+        """Return the code for some types; None if it is not there or damaged, and it will be compiled."""
+        found = None
         try:
-            return super().load(key)
+            found = super().load(key)
         except Exception as error:  # of pickle: any, if the file is cut or overwritten
             logger.warning("%s is compiled again, as what was kept is damaged: %s", self._any_version, error)
-            return None
+        if found is None:
+            _say_that_it_takes_long()
+        return found
 
     def _load_index(self) -> dict[object, str]:
         try:
             return super()._load_index()
         except Exception:  # as above
             return {}
+
+
+@cache
+def _say_that_it_takes_long() -> None:
+    """Tell once, whatever the number of functions."""
+    logger.warning("compiling kernels, which takes up to a minute; the next start finds them on disk")
 
 
 def kept_on_disk(function: Callable[..., Any], *folders: Path, **options: Any) -> Any:

@@ -39,6 +39,7 @@ def load(tmp_path, monkeypatch):
     (tmp_path / "twice_entry.py").write_text(ENTRY)
 
     def load(factor):
+        compiled._say_that_it_takes_long.cache_clear()
         (tmp_path / "twice_inner.py").write_text(INNER.format(factor))
         for name in ("twice_entry", "twice_inner"):
             sys.modules.pop(name, None)
@@ -48,6 +49,19 @@ def load(tmp_path, monkeypatch):
 
     yield load
     compiled._digest.cache_clear()
+
+
+def test_one_line_is_said_when_something_must_be_compiled_and_none_when_all_is_kept(load, caplog):
+    said = "compiling kernels, which takes up to a minute"
+    times = load(factor=2)
+    assert said not in caplog.text, "nothing is compiled until it is called"
+    assert (times(21), times(0.5)) == (42, 1.0)
+    assert caplog.text.count(said) == 1
+    again = load(factor=2)
+    assert (again(21), again(0.5)) == (42, 1.0)
+    assert caplog.text.count(said) == 1
+    assert load(factor=3)(21) == 63
+    assert caplog.text.count(said) == 2
 
 
 def test_a_function_is_compiled_anew_when_one_that_it_calls_in_another_file_changes(load):
