@@ -3,9 +3,9 @@
     python benchmarks/server.py                          SmolLM2, 64 streams of 128 + 64 tokens, three alternations
     python benchmarks/server.py --long-prompts           also: a prompt of 2,000 tokens arrives every second
 
-Offline and server take turns, each in a process of its own, with the same options and the same prompts. The ratio is of
-output tokens per second, prompts included, from the first request sent to the last answer. Gaps are between the events of
-a stream, once all streams have their first token. The client is a process of its own on the same cores.
+Offline and server take turns, each in a process of its own, with the same options and the same prompts. The ratio is
+of output tokens per second, prompts included, from the first request sent to the last answer. Gaps are between the
+events of a stream, once all streams have their first token. The client is a process of its own on the same cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HOST = "127.0.0.1"
-WORDS = "the old lighthouse keeper counted seven grey ships while rain fell on quiet stone stairs near a green door".split()
+WORDS = (
+    "the old lighthouse keeper counted seven grey ships while rain fell on quiet stone stairs near a green door".split()
+)
 LONG_PROMPT_TOKENS = 2000
 
 
@@ -116,7 +118,17 @@ def server(args: argparse.Namespace, *options: str) -> Iterator[int]:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "girih.cli.main", "serve", args.model, "--port", str(port), *engine(args), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "girih.cli.main",
+        "serve",
+        args.model,
+        "--port",
+        str(port),
+        *engine(args),
+        *options,
+    ]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
         while True:
@@ -168,7 +180,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         command += [f"--{name}", str(getattr(args, name))]
     command += ["--int8"] if args.int8 else []
     other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert other.stdin is not None and other.stdout is not None
+    assert other.stdin is not None
+    assert other.stdout is not None
     rounds = []
     with server(args) as port:
         other.stdout.readline()

@@ -139,6 +139,12 @@ class Metrics:
         cache = stats.cache
         yield self._gauge("vllm:num_requests_running", "Sequences that are computed", stats.num_running)
         yield self._gauge("vllm:num_requests_waiting", "Sequences that wait", stats.num_waiting)
+        reasons = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Sequences that wait, by why", labels=(*self._labels, "reason")
+        )
+        for reason, number in stats.waiting_by_reason.items():
+            reasons.add_metric((*self._labels.values(), reason), number)
+        yield reasons
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of slabs with a page in use, 0 to 1", stats.kv_cache_usage)
         yield self._counter("vllm:num_preemptions", "Sequences that lost their pages", stats.num_preemptions)
         yield self._counter("vllm:prefix_cache_queries", "Tokens looked up in the cache", cache.tokens_looked_up)
