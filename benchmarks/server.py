@@ -26,9 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 HOST = "127.0.0.1"
-WORDS = (
-    "the old lighthouse keeper counted seven grey ships while rain fell on quiet stone stairs near a green door".split()
-)
+WORDS = ("the", "old", "lighthouse", "keeper", "counted", "seven", "grey", "ships", "while", "rain", "fell", "quietly")
 LONG_PROMPT_TOKENS = 2000
 
 
