@@ -92,6 +92,25 @@ def find(chat_template: str) -> type[ToolParser] | None:
     return None
 
 
+def call_schema(tools: Mapping[str, Mapping[str, Any]], arguments: str = "arguments") -> str:
+    """Return the JSON schema, as text, of one call of one of these tools.
+
+    Args:
+        tools: name -> JSON schema of the arguments.
+        arguments: what the call names them.
+    """
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, arguments: schema or {"type": "object"}},
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+        for name, schema in tools.items()
+    ]
+    return json.dumps({"anyOf": calls})
+
+
 def as_call(value: Any, arguments: str = "arguments") -> Call | None:
     """Return the call that a JSON object with "name" and its arguments stands for; None if it is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from girih.server.tool_parsers import Call, ToolParser, as_call
+from girih.server.tool_parsers import Call, ToolParser, as_call, call_schema
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -52,16 +52,7 @@ class HermesParser(ToolParser):
     @staticmethod
     def grammar(tools: Mapping[str, Mapping[str, Any]]) -> str:
         """Return a grammar of one call; see `ToolParser`."""
-        schemas = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "arguments": schema or {"type": "object"}},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-            for name, schema in tools.items()
-        ]
-        return f"start: {json.dumps(BEGIN)} %json {json.dumps({'anyOf': schemas})} {json.dumps(END)}"
+        return f"start: {json.dumps(BEGIN)} %json {call_schema(tools)} {json.dumps(END)}"
 
 
 def _read(text: str) -> Call | None:
