@@ -10,7 +10,7 @@ from girih.server.replies.choice import ChoiceCursor, Delta
 from girih.server.replies.completion import finite
 from girih.server.replies.job import Job
 from girih.server.replies.sse import event
-from girih.server.replies.usage import usage
+from girih.server.replies.usage import UsageChunks, usage
 from girih.server.tool_parsers import NoTools, ToolParser
 
 
@@ -56,19 +56,22 @@ class ChatReply:
             )
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": usage(outputs)}
 
-    async def stream(self, *, with_usage: bool) -> AsyncIterator[bytes]:
+    async def stream(self, usage_chunks: UsageChunks) -> AsyncIterator[bytes]:
         """Yield the answer bit by bit as events.
+
+        Args:
+            usage_chunks: which of them have the numbers of tokens.
 
         Raises:
             ApiError: it could not be served.
             ClientGoneError: the client has gone.
         """
         head = {**self._head, "object": "chat.completion.chunk"}
-        rest = {"usage": None} if with_usage else {}
         writers = [_ChoiceWriter(index, self._parser()) for index in range(self._num_choices)]
         while True:
             outputs = await self._job.changed()
             self._job.check()
+            rest = usage_chunks.of_chunk(outputs)
             (output,) = outputs
             events = [
                 event({**head, "choices": [wire], **rest})
@@ -76,7 +79,7 @@ class ChatReply:
                 for wire in writers[choice.index].advance(choice)
             ]
             if output.finished:
-                if with_usage:
+                if usage_chunks is not UsageChunks.NONE:
                     events.append(event({**head, "choices": [], "usage": usage(outputs)}))
                 yield b"".join(events)
                 return

@@ -10,7 +10,7 @@ from girih.request import Logprob, RequestOutput
 from girih.server.replies.choice import ChoiceCursor, Delta
 from girih.server.replies.job import Job
 from girih.server.replies.sse import event
-from girih.server.replies.usage import usage
+from girih.server.replies.usage import UsageChunks, usage
 
 Position = Mapping[int, Logprob] | None
 
@@ -69,8 +69,11 @@ class CompletionReply:
                 choices.append(self._choice(i, output, choice.index, delta, 0, is_first=True)[0])
         return {**self._head, "choices": choices, "usage": usage(outputs, shows_output=self._shows_output)}
 
-    async def stream(self, *, with_usage: bool) -> AsyncIterator[bytes]:
+    async def stream(self, usage_chunks: UsageChunks) -> AsyncIterator[bytes]:
         """Yield the answer bit by bit as events.
+
+        Args:
+            usage_chunks: which of them have the numbers of tokens.
 
         Raises:
             ApiError: a prompt could not be served.
@@ -79,10 +82,10 @@ class CompletionReply:
         num_prompts = len(self._job.lives)
         cursors = [[ChoiceCursor() for _ in range(self._num_choices)] for _ in range(num_prompts)]
         offsets = [[-1] * self._num_choices for _ in range(num_prompts)]  # characters sent; -1: not begun
-        rest = {"usage": None} if with_usage else {}
         while True:
             outputs = await self._job.changed()
             self._job.check()
+            rest = usage_chunks.of_chunk(outputs)
             events = []
             for i, output in enumerate(outputs):
                 for choice in output.outputs:
@@ -95,7 +98,7 @@ class CompletionReply:
                         )
                         events.append(event({**self._head, "choices": [wire], **rest}))
             if all(output.finished for output in outputs):
-                if with_usage:
+                if usage_chunks is not UsageChunks.NONE:
                     numbers = usage(outputs, shows_output=self._shows_output)
                     events.append(event({**self._head, "choices": [], "usage": numbers}))
                 yield b"".join(events)

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 from girih.request import RequestOutput
+
+
+class UsageChunks(Enum):
+    """Which chunks of a streamed answer have the numbers of tokens."""
+
+    NONE = 0
+    LAST = 1
+    ALL = 2
+
+    def of_chunk(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """Return what a chunk before the last one says of them."""
+        if self is UsageChunks.NONE:
+            return {}
+        return {"usage": usage(outputs) if self is UsageChunks.ALL else None}
 
 
 def usage(outputs: Sequence[RequestOutput], *, shows_output: bool = True) -> dict[str, Any]:

@@ -28,7 +28,7 @@ async def create_chat_completion(
     job = serving.begin(request, "chatcmpl", [prompt], params, priority=body.priority, cache_salt=body.cache_salt)
     reply = ChatReply(job, model=model, created_s=int(time.time()), num_choices=params.n)
     if body.stream:
-        return await stream_of(job, reply.stream(with_usage=body.wants_usage))
+        return await stream_of(job, reply.stream(body.usage_chunks))
     try:
         answer = reply.whole(await job.finished())
     finally:

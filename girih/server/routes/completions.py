@@ -43,7 +43,7 @@ async def create_completion(
         shows_output=body.shows_output,
     )
     if body.stream:
-        return await stream_of(job, reply.stream(with_usage=body.wants_usage))
+        return await stream_of(job, reply.stream(body.usage_chunks))
     try:
         answer: dict[str, Any] = reply.whole(await job.finished())
     finally:

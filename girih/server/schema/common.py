@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from girih.request import SamplingParams
 from girih.server.config import ServerConfig
 from girih.server.errors import ApiError
+from girih.server.replies.usage import UsageChunks
 
 Whole = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True)]
@@ -41,6 +42,9 @@ class StreamOptions(Body):
     """Of a streamed answer."""
 
     include_usage: Flag = Field(False, description="Send the numbers of tokens in a last chunk.")
+    continuous_usage_stats: Flag = Field(
+        False, description="Beyond OpenAI's: send them with every chunk too, as of then; with include_usage."
+    )
 
 
 class JsonSchema(Body):
@@ -91,9 +95,12 @@ class SamplingBody(Body):
         return 1 if self.n is None else self.n
 
     @property
-    def wants_usage(self) -> bool:
-        """Tell whether a streamed answer ends with the numbers of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def usage_chunks(self) -> UsageChunks:
+        """Return which chunks of a streamed answer have the numbers of tokens."""
+        options = self.stream_options
+        if options is None or not options.include_usage:
+            return UsageChunks.NONE
+        return UsageChunks.ALL if options.continuous_usage_stats else UsageChunks.LAST
 
     def check_common(self, config: ServerConfig) -> None:
         """Refuse what exceeds the server's limits.
