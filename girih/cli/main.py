@@ -25,7 +25,7 @@ UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[
 
 HELP = """Girih: an LLM inference engine whose KV cache is planned by the engine core.
 
-Not in this version: CUDA, LoRA, KV offload, multimodal input, embeddings, a server.
+Not in this version: CUDA, LoRA, KV offload, multimodal input, embeddings.
 """
 
 
