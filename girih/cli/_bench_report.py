@@ -47,14 +47,16 @@ def report(benchmark: str, config: EngineConfig, figures: Figures, json_output: 
         ConfigError: the picture cannot be written.
     """
     heading, lines, unit, bars = _REPORTS[benchmark](figures)
+    weights = f" with {config.quantization} weights" if config.quantization else ""
+    title = f"{one_line(config.model)}{weights}: {heading}"
     if json_output:
         print(json.dumps({"benchmark": benchmark, "engine": vars(config), **figures}, indent=2))
     else:
-        print(f"{one_line(config.model)}: {heading}")
+        print(title)
         for label, text in lines:
             print(f"  {label:<24}{text}")
     if plot is not None:  # last: what was measured is out, whatever becomes of the picture
-        write_picture("--plot", plot, make_figure(f"{one_line(config.model)}: {heading}", unit, bars))
+        write_picture("--plot", plot, make_figure(title, unit, bars))
 
 
 Report = tuple[str, list[tuple[str, str]], str, list[Bar]]  # heading, lines of text, unit of the bars, bars

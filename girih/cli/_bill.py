@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from girih import plugins
+from girih.arch._int8_offer import offering_int8
 from girih.cli._plan_options import PlanOptions
 from girih.config import EngineConfig
-from girih.errors import ConfigError
+from girih.errors import CapacityError, ConfigError
 from girih.units import dtype_bytes, format_bytes
 
 if TYPE_CHECKING:
@@ -57,32 +58,23 @@ def make_bill(target: ModelFacts, draft: ModelFacts | None, options: PlanOptions
     Raises:
         GirihError: a model or option that makes no sense, or what does not fit.
     """
-    from girih.kv.plan import get_kv_cache_configs
-
     models = [_Model(facts, options) for facts in (target, draft) if facts is not None]
     stages = _stages(models, options)
-    memory_bytes, kv_memory = _budgets([stage.weight_bytes for stage in stages], options)
     model_limit = min(model.max_model_len for model in models)
     lookahead = options.num_speculative_tokens
     if lookahead is None:
         lookahead = 0 if draft is None else DRAFT_TOKENS
     _check_lengths(options.context, lookahead, model_limit)
     ranks = options.tensor_parallel_size
-    with _logged_warnings() as warnings:
-        plans = get_kv_cache_configs(
-            [stage.kv_cache_specs for stage in stages for _ in range(ranks)],
-            [num_bytes for num_bytes in kv_memory for _ in range(ranks)],
-            max_model_len=options.max_model_len,
-            model_limit=model_limit,
-            block_size=options.block_size,
-            num_lookahead_tokens=lookahead,
-            memory_option=options.memory_option,
-        )[::ranks]
+    with _logged_warnings() as warnings, offering_int8(lambda: _int8_savings(models, stages, options)):
+        memory_bytes, kv_memory = _budgets([stage.weight_bytes for stage in stages], options)
+        plans = _plans(stages, kv_memory, options, model_limit, lookahead)
     figures = {
         "model": target.name,
         "draft": None if draft is None else draft.name,
         "model_type": target.config["model_type"],
         "dtype": models[0].dtype,
+        "quantization": options.quantization,
         "kv_dtype": models[0].kv_dtype,
         "state_dtype": options.state_dtype,
         "tensor_parallel_size": ranks,
@@ -113,7 +105,6 @@ class _Model:
         self.config = facts.config
         self.family = arch.load(self.config)
         self.dtype = arch.resolve_dtype(options.dtype, self.config)
-        self.quantization = options.quantization
         self.kv_dtype = self.dtype if options.kv_dtype == "auto" else options.kv_dtype
         self.cache_dtypes = arch.CacheDtypes(self.kv_dtype, options.state_dtype, self.dtype)
         self.max_model_len: int = self.family.max_model_len(self.config)
@@ -141,11 +132,11 @@ class _Model:
         # blocks of any size, as no attention backend is asked
         return arch.stage_parts(self.config, self.cache_dtypes, num_stages=num_stages, pipeline_split=pipeline_split)
 
-    def weight_bytes(self, part: ModelPart, tensor_parallel_size: int) -> int:
+    def weight_bytes(self, part: ModelPart, tensor_parallel_size: int, quantization: str | None) -> int:
         """Return the bytes of one rank's weights: by their number, or its share of what is stored."""
-        if self.stored_bytes is not None and self.quantization is None:
+        if self.stored_bytes is not None and quantization is None:
             return math.ceil(self.stored_bytes * part.num_parameters(tensor_parallel_size) / self.num_parameters)
-        return part.weight_bytes(dtype_bytes(self.dtype), tensor_parallel_size, self.quantization)
+        return part.weight_bytes(dtype_bytes(self.dtype), tensor_parallel_size, quantization)
 
 
 def _check_lengths(context: int | None, num_speculative_tokens: int, model_limit: int) -> None:
@@ -191,10 +182,10 @@ class _Stage:
 
 def _stages(models: list[_Model], options: PlanOptions) -> list[_Stage]:
     """Share out the model, and put the draft model, if there is one, with the last stage."""
-    ranks = options.tensor_parallel_size
+    ranks, quantization = options.tensor_parallel_size, options.quantization
     stages = [
         _Stage(
-            models[0].weight_bytes(part, ranks),
+            models[0].weight_bytes(part, ranks, quantization),
             {name: spec.shard(ranks) for name, spec in part.kv_cache_specs.items()},
         )
         for part in models[0].parts(options.pipeline_parallel_size, options.pipeline_split)
@@ -203,15 +194,43 @@ def _stages(models: list[_Model], options: PlanOptions) -> list[_Stage]:
         (part,) = draft.parts(1)
         specs = _as_draft({name: spec.shard(ranks) for name, spec in part.kv_cache_specs.items()})
         last = stages[-1]
-        stages[-1] = _Stage(last.weight_bytes + draft.weight_bytes(part, ranks), last.kv_cache_specs | specs)
+        stages[-1] = _Stage(
+            last.weight_bytes + draft.weight_bytes(part, ranks, quantization), last.kv_cache_specs | specs
+        )
     return stages
+
+
+def _int8_savings(models: list[_Model], stages: list[_Stage], options: PlanOptions) -> int:
+    """Return the bytes that weights as int8 would leave to each worker's KV cache."""
+    if options.quantization is not None or options.kv_cache_memory is not None:
+        return 0
+    smaller = _stages(models, replace(options, quantization="int8"))
+    return min(before.weight_bytes - after.weight_bytes for before, after in zip(stages, smaller, strict=True))
+
+
+def _plans(
+    stages: list[_Stage], kv_memory: list[int], options: PlanOptions, model_limit: int, lookahead: int
+) -> list[KVCacheConfig]:
+    """Return the plan of one worker of each stage."""
+    from girih.kv.plan import get_kv_cache_configs
+
+    ranks = options.tensor_parallel_size
+    return get_kv_cache_configs(
+        [stage.kv_cache_specs for stage in stages for _ in range(ranks)],
+        [num_bytes for num_bytes in kv_memory for _ in range(ranks)],
+        max_model_len=options.max_model_len,
+        model_limit=model_limit,
+        block_size=options.block_size,
+        num_lookahead_tokens=lookahead,
+        memory_option=options.memory_option,
+    )[::ranks]
 
 
 def _budgets(weight_bytes: list[int], options: PlanOptions) -> tuple[int | None, list[int]]:
     """Return (a worker's budget of weights and KV cache, None if only the latter was given; of the KV cache per stage).
 
     Raises:
-        ConfigError: the weights leave nothing.
+        CapacityError: the weights leave nothing.
     """
     if options.kv_cache_memory is not None:
         return None, [options.kv_cache_memory] * len(weight_bytes)
@@ -223,9 +242,12 @@ def _budgets(weight_bytes: list[int], options: PlanOptions) -> tuple[int | None,
         among = f" among {options.num_workers} workers" if options.num_workers > 1 else ""
         how = f"{options.memory_utilization:.0%} of this machine's memory{among}, {format_bytes(memory_bytes)},"
     if memory_bytes <= max(weight_bytes):
-        raise ConfigError(
+        raise CapacityError(
             f"{how} leaves no room for a KV cache beside weights of {format_bytes(max(weight_bytes))}; raise "
-            f"{options.memory_option} or take more workers (--tensor-parallel-size, --pipeline-parallel-size)"
+            f"{options.memory_option} or take more workers (--tensor-parallel-size, --pipeline-parallel-size)",
+            need_bytes=max(weight_bytes) + 1,
+            have_bytes=memory_bytes,
+            fitting_tokens=None,
         )
     return memory_bytes, [memory_bytes - num_bytes for num_bytes in weight_bytes]
 

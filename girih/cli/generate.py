@@ -58,6 +58,7 @@ def command(
         if json_output:
             answer = {
                 "model": config.model,
+                "quantization": config.quantization,
                 "max_model_len": llm.max_model_len,
                 "startup_s": llm.startup_report.total_s,
                 "elapsed_s": elapsed_s,
@@ -120,9 +121,11 @@ def _describe(llm: LLM) -> str:
         f"{len(group.layers)} layers {group.retention.describe()} in blocks of {group.block_size}"
         for group in plan.groups
     )
+    weights = f"{llm.config.quantization} weights; " if llm.config.quantization else ""
     return (
-        f"KV cache: {format_bytes(plan.pool_bytes)} in {plan.num_slabs} slabs{where}; {groups or 'no layers'}; "
-        f"requests of up to {llm.max_model_len} tokens; ready after {llm.startup_report.total_s:.1f} s"
+        f"{weights}KV cache: {format_bytes(plan.pool_bytes)} in {plan.num_slabs} slabs{where}; "
+        f"{groups or 'no layers'}; requests of up to {llm.max_model_len} tokens; "
+        f"ready after {llm.startup_report.total_s:.1f} s"
     )
 
 

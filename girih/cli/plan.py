@@ -88,10 +88,11 @@ def _show(bill: Bill, picture_file: Path | None) -> None:
 def _headline(figures: dict[str, Any]) -> str:
     draft = f" with {figures['draft']} as its draft" if figures["draft"] else ""
     tokens = f", {figures['num_speculative_tokens']} draft tokens per step" if figures["num_speculative_tokens"] else ""
+    quantization = f", {figures['quantization']} weights" if figures["quantization"] else ""
     kv_dtype = f", KV cache {figures['kv_dtype']}" if figures["kv_dtype"] != figures["dtype"] else ""
     return (
         f"{draft}: {figures['model_type']}, {figures['num_parameters']:,} parameters, {figures['dtype']}"
-        f"{kv_dtype}{tokens}"
+        f"{quantization}{kv_dtype}{tokens}"
     )
 
 

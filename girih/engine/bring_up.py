@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from girih import plugins
+from girih.arch._int8_offer import offering_int8
 from girih.config import EngineConfig
 from girih.engine.checks import check_bound, check_specs
-from girih.engine.expectations import expected_specs, most_memory
+from girih.engine.expectations import expected_specs, int8_savings, most_memory
 from girih.engine.report import StartupReport
 from girih.executor._base import Executor
 from girih.kv.config import KVCacheConfig
@@ -41,6 +42,13 @@ def bring_up(
     Raises:
         GirihError: a worker failed, or the model does not fit; workers may be running.
     """
+    with offering_int8(lambda: int8_savings(config, model_config)):
+        return _bring_up(config, model_config, model_limit, executor, report)
+
+
+def _bring_up(
+    config: EngineConfig, model_config: Mapping[str, Any], model_limit: int, executor: Executor, report: StartupReport
+) -> list[KVCacheConfig]:
     rpc = executor.collective_rpc
     with report.phase("plan from config.json"):
         expected = expected_specs(config, model_config)

@@ -58,6 +58,23 @@ def most_memory(options: EngineConfig, model_config: Mapping[str, Any], workers_
     ]
 
 
+def int8_savings(options: EngineConfig, model_config: Mapping[str, Any]) -> int:
+    """Return the bytes that weights as int8 would leave to each worker's KV cache; 0 if they are that, or its size is
+    given.
+
+    Args:
+        options: of the engine.
+        model_config: config.json.
+    """
+    if options.quantization is not None or options.kv_cache_memory_bytes is not None:
+        return 0
+    ranks, element_bytes = options.tensor_parallel_size, dtype_bytes(arch.resolve_dtype(options.dtype, model_config))
+    return min(
+        part.weight_bytes(element_bytes, ranks) - part.weight_bytes(element_bytes, ranks, "int8")
+        for part in _stages(options, model_config)
+    )
+
+
 def _stages(options: EngineConfig, model_config: Mapping[str, Any]) -> list[arch.ModelPart]:
     arch.check_tensor_parallel(model_config, options.tensor_parallel_size)
     dtype = arch.resolve_dtype(options.dtype, model_config)

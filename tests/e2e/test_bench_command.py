@@ -87,8 +87,8 @@ def test_the_phases_of_a_start_add_up(model, tmp_path):
 
 def test_text_says_the_median_and_the_picture_shows_every_round(model, tmp_path):
     picture = tmp_path / "rounds.svg"
-    stdout, _ = bench("throughput", model, *SMALL, "--rounds", "2", "--plot", picture)
-    assert "3 x (5 prompt + 4 output) tokens" in stdout
+    stdout, _ = bench("throughput", model, *SMALL, "--rounds", "2", "--plot", picture, "--quantization", "int8")
+    assert "llama with int8 weights: 3 x (5 prompt + 4 output) tokens" in stdout
     assert "median" in stdout
     assert picture.read_text().count("output tokens/s</text>") == 2
 

@@ -66,6 +66,12 @@ def test_a_lone_prompt_is_shown_with_its_text_and_the_plan_goes_to_stderr(model)
     assert "load model: " in stderr
 
 
+def test_int8_weights_are_named(model):
+    stdout, stderr = generate(model, *GREEDY, "--quantization", "int8", "--json", "the quick brown")
+    assert json.loads(stdout)["quantization"] == "int8"
+    assert "int8 weights; KV cache: " in stderr
+
+
 def test_several_prompts_and_completions_are_shown_in_order(model):
     stdout, _ = generate(model, *GREEDY, "--n", "2", "the fox", "a dog")
     starts = [line[:5] for line in stdout.splitlines() if line.startswith(("the fox", "a dog"))]

@@ -127,6 +127,15 @@ def test_states_have_a_dtype_of_their_own():
     assert sizes["float32"] - sizes["bfloat16"] == 28 * 8192 * 16 * 2
 
 
+def test_int8_weights_are_named_and_counted():
+    arguments = ("smollm2", "--kv-cache-memory", "200MiB", "--quantization", "int8")
+    report = run_json(*arguments)
+    assert (report["quantization"], report["dtype"]) == ("int8", "bfloat16")
+    assert 134515008 < report["stages"][0]["weight_bytes"] < 1.01 * 134515008
+    assert run(*arguments).startswith("smollm2: llama, 134,515,008 parameters, bfloat16, int8 weights\n")
+    assert run_json(*arguments[:3])["quantization"] is None
+
+
 def test_a_draft_model_is_planned_beside_its_target():
     config = json.dumps({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4})
     alone = run_json("gemma3-270m", "--memory", "1GiB")
@@ -309,6 +318,10 @@ def test_every_architecture_is_planned_at_once(model_type):
     [
         (("nonesuch",), "nonesuch"),
         (("smollm2", "--memory", "100MiB"), r"--memory 100.00 MiB leaves no room .* weights of 256.57 MiB"),
+        (("smollm2", "--memory", "200MiB"), r"\(--quantization int8\), which saves 127.47 MiB$"),
+        (("smollm2", "--memory", "300MiB", "--max-model-len", "4096"), "raise --memory, or keep the weights as int8"),
+        (("smollm2", "--memory", "300MiB", "--max-model-len", "8192"), "raise --memory$"),
+        (("smollm2", "--memory", "100MiB", "--quantization", "int8"), r"--pipeline-parallel-size\)$"),
         (("smollm2", "--memory", "1GiB", "--kv-cache-memory", "1GiB"), "exclude each other"),
         (("smollm2", "--memory", "lots"), "'lots' is not a size"),
         (("smollm2", "--memory", "1GiB", "--max-model-len", "9000"), "limit of 8192 tokens"),
