@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from girih import plugins
 from girih.errors import ConfigError
 
 QUANTIZATIONS = ("int8",)
 """Files in `girih/linear` that keep weights smaller than the checkpoint's; `girih.arch` counts their bytes."""
+
+PLUGINS = {
+    "scheduling_policy": ("girih.sched.policies", "scheduling policy"),
+    "executor": ("girih.executor", "executor"),
+    "device": ("girih.device", "device"),
+    "attention_backend": ("girih.attention", "attention backend"),
+}
+"""Fields that name a file: in which package, and what it is."""
 
 MAX_STEP_TIMEOUT_S = 7 * 86400.0
 
@@ -89,6 +98,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that no engine could run with, naming the option and what it takes."""
+        _check_names(self)
         for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size", "pipeline_parallel_size"):
             _check_positive(name, getattr(self, name))
         for name in ("block_size", "kv_cache_memory_bytes"):
@@ -118,6 +128,13 @@ class EngineConfig:
                 f"{self.pipeline_parallel_size} needs {self.world_size} workers, the executor uniproc has one: choose "
                 "--executor multiproc or ray, or set both sizes to 1"
             )
+
+
+def _check_names(config: EngineConfig) -> None:
+    for field, (package, what) in PLUGINS.items():
+        name = getattr(config, field)
+        if (field, name) != ("attention_backend", "auto"):
+            plugins.check(package, name, what=what)
 
 
 def _check_positive(name: str, value: object, or_else: str = "") -> None:

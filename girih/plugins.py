@@ -20,8 +20,8 @@ def available(package: str) -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def load(package: str, name: str, *, what: str) -> ModuleType:
-    """Import plug-in `name` from `package`; an error while it is imported is shown as it is, never hidden.
+def check(package: str, name: str, *, what: str) -> None:
+    """Refuse the name of a plug-in that is not there; nothing is imported.
 
     Args:
         package: dotted package, e.g. "girih.arch".
@@ -34,4 +34,12 @@ def load(package: str, name: str, *, what: str) -> ModuleType:
     names = available(package)
     if name not in names:
         raise ConfigError(f"unknown {what} {name!r}; available: {', '.join(names)}")
+
+
+def load(package: str, name: str, *, what: str) -> ModuleType:
+    """Import plug-in `name` from `package`; an error while it is imported is shown as it is, never hidden.
+
+    Arguments and errors are those of `check`.
+    """
+    check(package, name, what=what)
     return importlib.import_module(f"{package}.{name}")

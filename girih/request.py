@@ -69,8 +69,9 @@ class SamplingParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
                 raise RequestError(f"{name}={value!r} must be a number from {least} to {most}")
-        if self.repetition_penalty <= 0 or self.top_p <= 0:
-            raise RequestError("repetition_penalty and top_p must be above 0")
+        for name in ("repetition_penalty", "top_p"):
+            if getattr(self, name) <= 0:
+                raise RequestError(f"{name}={getattr(self, name)!r} must be above 0")
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Optional, get_type_hints
 
 import typer
 
-from girih.errors import ConfigError
+from girih.errors import ConfigError, GirihError
 from girih.units import parse_bytes
 
 CALM = {"temperature": 0.6, "top_p": 0.95}
@@ -85,7 +85,8 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command an option for every field of these dataclasses.
 
-    The command takes `**options`; there it finds what was typed, ready for `build`.
+    The command takes `**options`; there it finds what was typed, ready for `build`. An error that names a field and its
+    value at the beginning names the option instead.
 
     Args:
         *classes: dataclasses whose docstring describes their fields under "Args:"; a name that several have, such
@@ -100,7 +101,13 @@ def with_options(
         parameters = list(reversed(by_name.values()))
 
         def run(**values: Any) -> None:
-            command(**values)
+            try:
+                command(**values)
+            except GirihError as error:
+                error.args = (
+                    _as_typed(str(error), {field.name for cls in classes for field in dataclasses.fields(cls)}),
+                )
+                raise
 
         run.__doc__ = command.__doc__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -122,6 +129,16 @@ def build(cls: type, options: Mapping[str, Any]) -> Any:
         written = _WRITTEN.get(field.name)
         values[field.name] = value if written is None or value is None else written.parse(value)
     return cls(**values)
+
+
+def _as_typed(message: str, fields: Collection[str]) -> str:
+    """Name an option as it is typed, where a message begins with a field and its value: "n=0 must" -> "--n 0 must"."""
+    match = re.match(r"(\w+)=", message)
+    if match is None or match[1] not in fields:
+        return message
+    written = _WRITTEN.get(match[1])
+    option = "--" + match[1].replace("_", "-") if written is None else written.option
+    return f"{option} {message[match.end() :]}"
 
 
 def _parameters(cls: type, defaults: Mapping[str, Any]) -> list[inspect.Parameter]:

@@ -56,7 +56,7 @@ class PlanOptions:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "block_size", "users", "context"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{option_name(name)} {value} must be at least 1")
+                raise ConfigError(f"{name}={value} must be at least 1")
         if self.num_workers > MAX_WORKERS:
             raise ConfigError(
                 f"--tensor-parallel-size {self.tensor_parallel_size} times --pipeline-parallel-size "
@@ -65,20 +65,18 @@ class PlanOptions:
         if isinstance(self.max_model_len, int) and self.context is not None and self.context > self.max_model_len:
             raise ConfigError(f"--context {self.context} is longer than --max-model-len {self.max_model_len}")
         if self.num_speculative_tokens is not None and self.num_speculative_tokens < 0:
-            raise ConfigError(f"--num-speculative-tokens {self.num_speculative_tokens} must be at least 0")
+            raise ConfigError(f"num_speculative_tokens={self.num_speculative_tokens} must be at least 0")
         if not 0 < self.memory_utilization <= 1:
-            raise ConfigError(f"--memory-utilization {self.memory_utilization} must be above 0 and at most 1")
+            raise ConfigError(f"memory_utilization={self.memory_utilization} must be above 0 and at most 1")
         if self.memory is not None and self.kv_cache_memory is not None:
             raise ConfigError("--memory and --kv-cache-memory exclude each other; the first one counts the weights too")
         for name, known in (("dtype", WEIGHT_DTYPES), ("kv_dtype", KV_DTYPES), ("state_dtype", STATE_DTYPES)):
             if getattr(self, name) not in known:
                 value = getattr(self, name)
-                raise ConfigError(f"{option_name(name)} {value!r} is not supported; choose {', '.join(known)}")
+                raise ConfigError(f"{name}={value!r} is not supported; choose {', '.join(known)}")
         if self.quantization not in (None, *QUANTIZATIONS):
             choices = ", ".join(QUANTIZATIONS)
-            raise ConfigError(
-                f"--quantization {self.quantization!r} is not supported; choose {choices}, or leave it out"
-            )
+            raise ConfigError(f"quantization={self.quantization!r} is not supported; choose {choices}, or leave it out")
 
     @property
     def num_workers(self) -> int:
@@ -91,8 +89,3 @@ class PlanOptions:
         if self.kv_cache_memory is not None:
             return "--kv-cache-memory"
         return "--memory" if self.memory is not None else "--memory or --memory-utilization"
-
-
-def option_name(field: str) -> str:
-    """Return how a field is written on the command line, e.g. "--kv-dtype"."""
-    return "--" + field.replace("_", "-")

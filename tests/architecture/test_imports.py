@@ -20,7 +20,7 @@ ALLOWED = {
     "plugins": {"errors"},
     "request": {"errors"},
     "messages": {"request"},
-    "config": {"errors"},
+    "config": {"errors", "plugins"},
     "parallel": {"errors", "config"},
     "kv": {"errors", "units", "plugins", "messages"},
     "arch": {"errors", "units", "plugins", "kv", "parallel"},

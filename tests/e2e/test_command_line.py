@@ -99,10 +99,12 @@ def test_log_probabilities_are_in_the_json(model):
     ("arguments", "error", "message"),
     [
         ([], RequestError, "no prompt"),
-        (["--max-tokens", "0", "x"], RequestError, "max_tokens=0"),
-        (["--max-model-len", "100000", "x"], ConfigError, "512"),
-        (["--executor", "nope", "x"], ConfigError, "uniproc"),
-        (["--scheduling-policy", "nope", "x"], ConfigError, "fcfs, priority"),
+        (["--max-tokens", "0", "x"], RequestError, "^--max-tokens 0 must be a whole number from 1"),
+        (["--max-model-len", "100000", "x"], ConfigError, "^--max-model-len 100000 is longer than .* 512 tokens"),
+        (["--model", "nonesuch", "--executor", "nope", "x"], ConfigError, "unknown executor 'nope'; .* uniproc"),
+        (["--model", "nonesuch", "--scheduling-policy", "nope", "x"], ConfigError, "fcfs, priority"),
+        (["--model", "nonesuch", "--device", "nope", "x"], ConfigError, "unknown device 'nope'; available: cpu"),
+        (["--model", "nonesuch", "--attention-backend", "nope", "x"], ConfigError, "available: cpu, reference"),
         (["word " * 600], RequestError, "512 tokens"),
     ],
 )

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from girih.cli._options import build, with_options
 from girih.config import EngineConfig
-from girih.errors import ConfigError
+from girih.errors import ConfigError, GirihError
 from girih.request import SamplingParams
 
 
@@ -87,6 +87,33 @@ def test_a_length_that_is_no_number_is_refused():
     assert parse("--max-model-len", "auto")[0].max_model_len == "auto"
     with pytest.raises(ConfigError, match="--max-model-len 'long'"):
         parse("--max-model-len", "long")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("--kv-dtype", "int4"), "--kv-dtype 'int4' is not supported; choose auto or int8"),
+        (("--kv-cache-memory", "1e19"), "size '1e19' is out of range; give between 1 byte and 4 EiB"),
+        (("--step-timeout", "0"), "--step-timeout 0.0 must be a number of seconds above 0 and at most 604800 (a week)"),
+        (("--max-model-len", "0"), '--max-model-len 0 must be a whole number of at least 1 or "auto"'),
+        (("--top-p", "0"), "--top-p 0.0 must be above 0"),
+        (("--stop", ""), "--stop ('',) must be non-empty strings"),
+    ],
+)
+def test_an_error_names_the_option_as_it_is_typed(typed, message):
+    with pytest.raises(GirihError) as error:
+        parse(*typed)
+    assert str(error.value) == message
+
+
+def test_an_error_that_begins_with_another_name_is_left_as_it_is():
+    @with_options(EngineConfig)
+    def command(**options):
+        """Fail."""
+        raise ConfigError("hidden_size=0 in config.json, n=0")
+
+    with pytest.raises(ConfigError, match=r"^hidden_size=0 in config.json, n=0$"):
+        command()
 
 
 def test_a_split_is_a_list_of_numbers():
