@@ -14,12 +14,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from girih.engine.async_llm import AsyncLLM
     from girih.engine.llm import LLM
     from girih.request import RequestOutput, SamplingParams
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["AsyncLLM", "LLM", "RequestOutput", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "girih.engine.llm", "SamplingParams": "girih.request", "RequestOutput": "girih.request"}
+_HOMES = {
+    "AsyncLLM": "girih.engine.async_llm",
+    "LLM": "girih.engine.llm",
+    "SamplingParams": "girih.request",
+    "RequestOutput": "girih.request",
+}
 
 
 def __getattr__(name: str) -> Any:

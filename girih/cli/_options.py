@@ -29,11 +29,13 @@ class _Written:
         option: the option's name.
         kind: the type that typer reads.
         parse: from that to the field's value.
+        variable: an environment variable that is read where the option is not given.
     """
 
     option: str
     kind: Any
     parse: Callable[[Any], Any]
+    variable: str | None = None
 
 
 def parse_length(text: str) -> int | str:
@@ -73,7 +75,8 @@ _WRITTEN = {
     "health_timeout_s": _Written("--health-timeout", float, float),
     "shutdown_timeout_s": _Written("--shutdown-timeout", float, float),
     "served_model_name": _Written("--served-model-name", list[str], tuple),
-    "api_key": _Written("--api-key", list[str], tuple),
+    "api_key": _Written("--api-key", list[str], tuple, "GIRIH_API_KEY"),
+    "otlp_endpoint": _Written("--otlp-endpoint", Optional[str], str),  # noqa: UP045
     "pipeline_split": _Written("--pipeline-split", Optional[str], parse_split),  # noqa: UP045
     "stop": _Written("--stop", list[str], tuple),
     "stop_token_ids": _Written("--stop-token-ids", list[int], tuple),
@@ -153,7 +156,8 @@ def _parameters(cls: type, defaults: Mapping[str, Any]) -> list[inspect.Paramete
             default = ...
         elif isinstance(default, tuple):
             default = list(default)
-        option = typer.Option(*names, help=help_texts[field.name])
+        variable = None if written is None else written.variable
+        option = typer.Option(*names, help=help_texts[field.name], envvar=variable)
         parameters.append(
             inspect.Parameter(
                 field.name,

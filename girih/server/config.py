@@ -28,6 +28,7 @@ class ServerConfig:
         max_prompts: the most prompts of one request.
         max_logprobs: the most likely tokens that a request may ask for per position.
         log_format: of the server's log lines: "text" or "json".
+        otlp_endpoint: URL that OpenTelemetry traces are sent to, such as http://localhost:4318/v1/traces.
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +45,7 @@ class ServerConfig:
     max_prompts: int = 256
     max_logprobs: int = 20
     log_format: str = "text"
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range, naming option and range."""
