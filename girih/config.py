@@ -48,6 +48,7 @@ class EngineConfig:
         async_scheduling: prepare the next step while the workers compute one.
         step_timeout_s: seconds that a step may take; workers that need longer have failed.
         restart_workers: when a worker fails in a step, start new ones that compute all requests again: none fails.
+        kv_events: keep a record of the prefixes that become cached and of those that are gone, for routers.
         check_invariants: run the cache manager's `check()` after every step (slow; tests and debugging).
     """
 
@@ -73,6 +74,7 @@ class EngineConfig:
     async_scheduling: bool = True
     step_timeout_s: float = 600.0
     restart_workers: bool = False
+    kv_events: bool = False
     check_invariants: bool = False
 
     @property

@@ -108,6 +108,7 @@ class KVDriver:
         ]
         self.rows: dict[int, list[int]] = {}  # row -> known tokens, oldest row first
         self.num_cached: dict[int, int] = {}
+        self.salts: dict[int, str] = {}
 
     def add(self, tokens: Sequence[int], num_prompt: int | None = None, **options) -> int | None:
         """Admit a request if it fits, with `KVCacheManager.admit`'s options; return its row."""
@@ -124,6 +125,7 @@ class KVDriver:
         assert cached < len(tokens), "no token left to compute"
         assert row not in self.rows, "two requests in one row"
         self.rows[row], self.num_cached[row] = list(tokens), cached
+        self.salts[row] = options.get("salt", "")
         for table, null_id in zip(self.tables, self.memory.null_ids, strict=True):
             table[row] = null_id
         self._verify()

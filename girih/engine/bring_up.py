@@ -75,7 +75,10 @@ def _bring_up(
 def make_manager(config: EngineConfig, kv_cache_configs: Sequence[KVCacheConfig]) -> KVCacheManager:
     """Return the run time of the plans of all workers."""
     return KVCacheManager(
-        kv_cache_configs, max_num_seqs=config.max_num_seqs, enable_prefix_caching=config.enable_prefix_caching
+        kv_cache_configs,
+        max_num_seqs=config.max_num_seqs,
+        enable_prefix_caching=config.enable_prefix_caching,
+        log_events=config.kv_events,
     )
 
 

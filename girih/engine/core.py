@@ -27,6 +27,7 @@ from girih.engine.pool_view import PageInfo, PoolView, describe_page, view_pool
 from girih.engine.report import EngineStats, StartupReport
 from girih.errors import ExecutorError, GirihError
 from girih.executor._base import Executor
+from girih.kv.events import KVEvents
 from girih.kv.manager import KVCacheManager
 from girih.messages import StepInput, StepOutput
 from girih.request import SamplingParams
@@ -204,6 +205,10 @@ class EngineCore:
     def page_info(self, group: int, page: int) -> PageInfo:
         """Say who holds a page and for which tokens; as `describe_page`."""
         return describe_page(self.scheduler, group, page)
+
+    def take_kv_events(self) -> KVEvents:
+        """Return what became of cached prefixes since the last call; first "all cleared" whenever workers start."""
+        return self.scheduler.manager.take_events()
 
     def shutdown(self) -> None:
         """Release the workers; the engine takes no more requests. A second call does nothing."""

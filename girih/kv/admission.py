@@ -15,6 +15,7 @@ import numpy as np
 
 from girih.kv import state as s
 from girih.kv.compiled import entry, inner
+from girih.kv.event_log import is_wanted, note_tokens
 from girih.kv.hashing import hash_chain, hash_tail
 from girih.kv.holdings import pin_into
 from girih.kv.index import find_entry
@@ -292,6 +293,8 @@ def _start_row(state: ManagerState, row: Int, token_ids: np.ndarray, num_prompt_
             state.roots[row, half] = prompt.root[half]
             for unit in range(units):
                 state.keys[row, unit, half] = prompt.keys[unit, half]
+        if is_wanted(state.log):
+            note_tokens(state.log, row, np.int64(0), token_ids)
     tail = length % unit_tokens
     for i in range(tail):
         state.tails[row, i] = token_ids[length - tail + i]

@@ -127,8 +127,9 @@ def publish_cuts(state: ManagerState, row: Int) -> None:
         if position == 0:
             continue
         if position <= state.rows[row, s.COMPUTED]:
-            unit = position // state.consts[s.UNIT] - 1
-            _publish_states(state, row, np.int64(j), state.keys[row, unit, 0], state.keys[row, unit, 1])
+            units = position // state.consts[s.UNIT]
+            key = state.keys[row, units - 1]
+            _publish_states(state, row, np.int64(j), units, key[0], key[1])
             state.stats[s.CHECKPOINTS] += 1
             if not _is_prompt_end(state, row, position):
                 last = max(last, position)
@@ -145,15 +146,15 @@ def drop_cuts(state: ManagerState, row: Int) -> None:
 
 
 @inner
-def _publish_states(state: ManagerState, row: Int, cut: Int, low: np.uint64, high: np.uint64) -> None:
-    # the states in the cells of a cut, or a row's own if it is -1
+def _publish_states(state: ManagerState, row: Int, cut: Int, units: Int, low: np.uint64, high: np.uint64) -> None:
+    # the states in the cells of a cut, or a row's own if it is -1, under the key of so many units, or of a tail if 0
     for group in range(state.groups.shape[0]):
         if state.groups[group, s.IS_STATE]:
             column = state.groups[group, s.WIDTH] + 1 + cut if cut >= 0 else np.int64(0)
             page = np.int64(state.table[cell(state, group, row, column)])
             if cut >= 0:
                 _note_place(state, row, page, state.cuts[row, cut])
-            publish_page(state, low, high, group, page, True)
+            publish_page(state, row, units, low, high, group, page, True)
 
 
 @inner
@@ -186,8 +187,9 @@ def publish_end(state: ManagerState, row: Int) -> None:
                 column = computed // state.groups[group, s.BLOCK_SIZE]
                 page = np.int64(state.table[cell(state, group, row, column)])
                 if page != 0:
-                    publish_page(state, low, high, group, page, False)
-    _publish_states(state, row, np.int64(-1), low, high)
+                    publish_page(state, row, np.int64(0), low, high, group, page, False)
+        units = np.int64(0)
+    _publish_states(state, row, np.int64(-1), units, low, high)
 
 
 @inner

@@ -10,6 +10,7 @@ import numpy as np
 
 from girih.kv import state as s
 from girih.kv.compiled import inner
+from girih.kv.event_log import is_wanted, note_listed, note_unlisted
 from girih.kv.eviction import evict
 from girih.kv.index import drop_page, entry_at, slot_of
 from girih.kv.pool_state import COLUMN, EVICTED, FIRST_PAGE, MOVES, REFS
@@ -64,6 +65,8 @@ def _unlist_evicted(state: ManagerState) -> None:
         group = group_of(state, page)
         for j in range(1, evicted.shape[1]):
             if evicted[i, j] != 0:
+                if is_wanted(state.log):
+                    note_unlisted(state.log, state.prefix_index, group, np.int64(evicted[i, j]))
                 drop_page(state.prefix_index, np.int64(evicted[i, j]), group)
     state.stats[s.PAGES_EVICTED] += count
     state.pool.counts[EVICTED] = 0
@@ -123,9 +126,9 @@ def _rename_in_row(state: ManagerState, group: Int, row: Int, source: Int, desti
 
 @inner
 def publish_page(
-    state: ManagerState, low: np.uint64, high: np.uint64, group: Int, page: Int, is_full: bool
+    state: ManagerState, row: Int, units: Int, low: np.uint64, high: np.uint64, group: Int, page: Int, is_full: bool
 ) -> None:  # fmt: skip
-    """List a referenced page under a key.
+    """List a referenced page under a key: that of the first `units` units of a row, or, with 0, that of a tail.
 
     If another page of its group is listed there, this one takes its place when nobody references that one, and stays
     private otherwise: also where that one is listed under other keys too, unless this one is a full block and with it
@@ -147,6 +150,10 @@ def publish_page(
     entry = np.int64(entry_at(index, slot, low, high))
     if index.pages[entry, group] != page:
         _tag(state, group, page, entry)
+        if is_wanted(state.log):
+            root = state.roots[row]
+            parent = state.keys[row, units - 2] if units > 1 else root
+            note_listed(state.log, index, group, entry, row, units, parent, root)
 
 
 @inner

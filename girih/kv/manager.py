@@ -29,6 +29,8 @@ from girih.kv.admission import NO_ROOM, NO_ROW
 from girih.kv.checkpoints import plan_cuts
 from girih.kv.compiled import Record
 from girih.kv.config import KVCacheConfig, KVCacheGroupSpec, one_per_class
+from girih.kv.event_log import take_events, tell_anew
+from girih.kv.events import KVEvents
 from girih.kv.hashing import TokenHasher
 from girih.kv.invariants import check_state
 from girih.kv.page_pool import PagePool
@@ -53,6 +55,7 @@ class KVCacheManager:
         enable_prefix_caching: reuse the cache of equal prefixes.
         secret: 16 bytes that key the hash, where processes share a cache; None takes random ones.
         state_checkpoint_tokens: distance of the recurrent states kept within a prompt.
+        log_events: keep what `take_events` returns.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         secret: bytes | None = None,
         state_checkpoint_tokens: int = 8192,
+        log_events: bool = False,
     ):
         self.configs = one_per_class([configs] if isinstance(configs, KVCacheConfig) else configs)
         self.groups: tuple[KVCacheGroupSpec, ...] = tuple(group for config in self.configs for group in config.groups)
@@ -91,7 +95,9 @@ class KVCacheManager:
             self._pool.state,
             max_num_seqs=max_num_seqs,
             secret=self._hasher.secret,
+            open_root=self._hasher.root(""),
             caching=self._caching,
+            log_events=log_events,
             checkpoint_tokens=-(-state_checkpoint_tokens // self.unit) * self.unit,
         )
         self._record = Record(self._state)
@@ -101,7 +107,7 @@ class KVCacheManager:
         self.num_computed_tokens = self._state.rows[:, s.COMPUTED]
         """int64 [max_num_seqs]; tokens of each row whose cache is written."""
         self._free_rows = [*range(max_num_seqs - 1, -1, -1)]
-        self._roots = {"": self._hasher.root("")}
+        self._roots = {"": self._state.log.open_root}
         self._peaks: dict[int, np.ndarray] = {}
         self._nobody = np.zeros(len(self.groups), dtype=np.int64)
         self._compile()
@@ -286,7 +292,12 @@ class KVCacheManager:
             return False
         self._pool.evict_all()
         stepping.bring_up_to_date(self._record)
+        tell_anew(self._state.log)
         return True
+
+    def take_events(self) -> KVEvents:
+        """Return what became findable and what is gone since the last call; nothing without `log_events`."""
+        return take_events(self._state.log, self._state.prefix_index)
 
     def check(self) -> None:
         """Raise AssertionError that names the broken invariant; slow, for tests and debug runs.

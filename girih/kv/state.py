@@ -22,6 +22,7 @@ import numpy as np
 
 from girih.kv.compiled import inner
 from girih.kv.config import KVCacheConfig, KVCacheGroupSpec
+from girih.kv.event_log import EventLog, make_event_log
 from girih.kv.grouping import DEFAULT_BLOCK_TOKENS
 from girih.kv.index import IndexState, make_index
 from girih.kv.pool_state import PoolState
@@ -98,6 +99,7 @@ class ManagerState(NamedTuple):
         secret: uint64 [2]; of the hash.
         consts: int64 [13].
         stats: int64 [8].
+        log: what became findable and what is gone, if anybody wants to know.
     """
 
     pool: PoolState
@@ -119,6 +121,7 @@ class ManagerState(NamedTuple):
     secret: np.ndarray
     consts: np.ndarray
     stats: np.ndarray
+    log: EventLog
 
 
 def unit_tokens(groups: Sequence[KVCacheGroupSpec]) -> int:
@@ -127,8 +130,8 @@ def unit_tokens(groups: Sequence[KVCacheGroupSpec]) -> int:
 
 
 def make_state(
-    configs: Sequence[KVCacheConfig], pool: PoolState, *, max_num_seqs: int, secret: np.ndarray,
-    caching: bool, checkpoint_tokens: int,
+    configs: Sequence[KVCacheConfig], pool: PoolState, *, max_num_seqs: int, secret: np.ndarray, open_root: np.ndarray,
+    caching: bool, log_events: bool, checkpoint_tokens: int,
 ) -> ManagerState:  # fmt: skip
     """Make the arrays of a new manager.
 
@@ -137,7 +140,9 @@ def make_state(
         pool: the pages of all their groups.
         max_num_seqs: rows.
         secret: uint64 [2].
+        open_root: uint64 [2]; the key before the first unit of requests without a salt.
         caching: whether prefixes are reused.
+        log_events: whether what becomes findable and what is gone is told.
         checkpoint_tokens: distance of the checkpoints within a prompt.
     """
     groups = [group for config in configs for group in config.groups]
@@ -152,9 +157,10 @@ def make_state(
     consts[LONGEST] = longest
     consts[HAS_STATES] = facts[:, IS_STATE].any()
     consts[MID_UNITS] = (facts[facts[:, IS_STATE] == 0, BLOCK_SIZE] > unit).any()
+    prefix_index = make_index(len(pool.evicted) * per_page if caching else 1, len(groups))
     return ManagerState(
         pool=pool,
-        prefix_index=make_index(len(pool.evicted) * per_page if caching else 1, len(groups)),
+        prefix_index=prefix_index,
         prompt=_make_prompt(longest, unit, len(groups)),
         groups=facts,
         rows=np.zeros((max_num_seqs, 13), dtype=np.int64),
@@ -172,6 +178,14 @@ def make_state(
         secret=secret,
         consts=consts,
         stats=np.zeros(8, dtype=np.int64),
+        log=make_event_log(
+            log_events,
+            num_entries=len(prefix_index.keys),
+            unit=unit,
+            max_num_seqs=max_num_seqs,
+            longest=longest,
+            open_root=open_root,
+        ),
     )
 
 

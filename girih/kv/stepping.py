@@ -12,6 +12,7 @@ import numpy as np
 from girih.kv import state as s
 from girih.kv.checkpoints import drop_cuts, has_cuts, publish_cuts, publish_end
 from girih.kv.compiled import entry, inner
+from girih.kv.event_log import is_wanted, note_tokens
 from girih.kv.hashing import hash_unit
 from girih.kv.holdings import publish_page, release_cell, settle, take_into
 from girih.kv.reuse import END, attention_worth, expected_worth, mark_places
@@ -161,7 +162,8 @@ def _publish_unit(state: ManagerState, group: Int, row: Int, unit: Int) -> None:
     page = np.int64(state.table[cell(state, group, row, column)])
     if page != 0:
         is_full = (unit + 1) * state.consts[s.UNIT] % state.groups[group, s.BLOCK_SIZE] == 0
-        publish_page(state, state.keys[row, unit, 0], state.keys[row, unit, 1], group, page, is_full)
+        key = state.keys[row, unit]
+        publish_page(state, row, unit + 1, key[0], key[1], group, page, is_full)
 
 
 @inner
@@ -263,6 +265,8 @@ def _publish_known(state: ManagerState, row: Int) -> None:
         state.keys[row, units - 1, 0] = low
         state.keys[row, units - 1, 1] = high
         record[s.HASHED] = units
+        if is_wanted(state.log):
+            note_tokens(state.log, row, (units - 1) * unit_tokens, state.tails[row])
     publish_units(state, row, record[s.COMPUTED] // unit_tokens)
     if state.consts[s.MID_UNITS]:
         _publish_mid_units(state, row)

@@ -64,7 +64,8 @@ def test_every_field_can_be_typed():
         "step_timeout_s": "--step-timeout",
     }
     flags = {"enable_prefix_caching": "--no-enable-prefix-caching"}
-    flags |= {name: f"--{name.replace('_', '-')}" for name in ("check_invariants", "ignore_eos", "restart_workers")}
+    switches = ("check_invariants", "ignore_eos", "kv_events", "restart_workers")
+    flags |= {name: f"--{name.replace('_', '-')}" for name in switches}
     flags["async_scheduling"] = "--no-async-scheduling"
     arguments = ["--no-skip-special-tokens", *flags.values()]
     for name in sorted(names - {"model", "skip_special_tokens"} - set(flags)):
