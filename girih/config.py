@@ -35,7 +35,7 @@ class EngineConfig:
         memory_utilization: share of a machine's memory (or of its cgroup limit) that all workers on it may use in all.
         max_num_seqs: requests computed at once.
         max_num_batched_tokens: tokens computed in one step.
-        block_size: tokens per cache block; None takes the smallest multiple of 16 the backend supports.
+        block_size: tokens per cache block; left out: the smallest multiple of 16 the backend supports.
         enable_prefix_caching: reuse the cached KV of equal prefixes.
         scheduling_policy: a file in `girih/sched/policies`.
         executor: uniproc (one worker, in this process), multiproc (processes here) or ray (actors of a Ray cluster).
@@ -43,7 +43,7 @@ class EngineConfig:
         attention_backend: a file in `girih/attention`, e.g. "reference", or "auto": the device's choice.
         tensor_parallel_size: workers that share each layer; their number must divide the model's query heads.
         pipeline_parallel_size: stages, each with its share of the layers, on so many workers.
-        pipeline_split: layers of each stage, e.g. 10,8; None deals them out evenly.
+        pipeline_split: layers of each stage, e.g. 10,8; left out: dealt out evenly.
         seed: where the seeds of requests without one start.
         async_scheduling: prepare the next step while the workers compute one.
         step_timeout_s: seconds that a step may take; workers that need longer have failed.

@@ -23,13 +23,13 @@ class SamplingParams:
         repetition_penalty: > 1 makes tokens of prompt and output less likely: divides logits > 0, multiplies others.
         presence_penalty: subtracted once from the logits of tokens already in the output.
         frequency_penalty: subtracted per occurrence in the output.
-        seed: same seed, same tokens, alone or in a batch; in bfloat16 up to rounding. None takes one from the engine.
-        max_tokens: output tokens at most; None means up to the model's length limit.
+        seed: same seed, same tokens, alone or in a batch; in bfloat16 up to rounding. Left out: one of the engine's.
+        max_tokens: output tokens at most; where they have no such limit, the model's length is one.
         min_tokens: no end-of-sequence or stop id is sampled before this many output tokens.
         stop: strings that end the output; not part of it.
         stop_token_ids: token ids that end the output.
         ignore_eos: go on after the model's end-of-sequence token.
-        logprobs: report this many most likely tokens per output token beside the sampled one; None reports none.
+        logprobs: report this many most likely tokens per output token beside the sampled one; left out: none.
         prompt_logprobs: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
     """
@@ -180,7 +180,8 @@ def output_room(num_prompt_tokens: int, max_request_tokens: int) -> int:
     if room < 1:
         raise RequestError(
             f"a prompt of {num_prompt_tokens} tokens and one token of output exceed the longest request "
-            f"that can be served, {max_request_tokens} tokens; shorten the prompt, or raise --max-model-len "
-            "or the memory of the KV cache (--kv-cache-memory, --memory-utilization)"
+            f"that can be served, {max_request_tokens} tokens; shorten the prompt, or, up to "
+            "the model's own limit, raise --max-model-len or the memory of the KV cache (--kv-cache-memory, "
+            "--memory-utilization)"
         )
     return room

@@ -79,10 +79,15 @@ def _throughput(figures: Figures) -> Report:
 def _profile(who: str, entry: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Say where the time of a worker's steps goes, the most first."""
     steps, whole_s = max(1, entry["num_steps"]), sum(entry["seconds"].values()) or 1.0
-    lines = [(who, f"{1000 * whole_s / steps:.2f} ms, the mean of {entry['num_steps']} steps")]
+    count = f"{entry['num_steps']} step{'' if entry['num_steps'] == 1 else 's'}"
+    lines = [(who, f"{1000 * whole_s / steps:.2f} ms, the mean of {count}")]
     for part, seconds in sorted(entry["seconds"].items(), key=lambda item: -item[1]):
-        lines.append((f"  {part}", f"{1000 * seconds / steps:.2f} ms, {seconds / whole_s:.0%}"))
+        lines.append((f"  {part}", f"{1000 * seconds / steps:.2f} ms, {_share(seconds / whole_s)}"))
     return lines
+
+
+def _share(share: float) -> str:
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"  # something is never nothing
 
 
 def _latency(figures: Figures) -> Report:

@@ -43,17 +43,24 @@ class Work:
     input_tokens: int
     output_tokens: int
 
-    def check(self, max_model_len: int) -> None:
+    def check(self, max_model_len: int, model_limit: int) -> None:
         """Refuse requests that are longer than the engine takes.
+
+        Args:
+            max_model_len: the longest request that it takes, in tokens.
+            model_limit: the same of any engine with this model.
 
         Raises:
             ConfigError: they are.
         """
         if self.input_tokens + self.output_tokens > max_model_len:
+            limit = f"this engine takes {max_model_len}, the model {model_limit}"
+            remedy = "lower them, or raise --max-model-len or --kv-cache-memory"
+            if max_model_len == model_limit:
+                limit, remedy = f"the model's own limit is {model_limit}", "lower them"
             raise ConfigError(
                 f"--input {self.input_tokens} and --output {self.output_tokens} make requests of "
-                f"{self.input_tokens + self.output_tokens} tokens; this engine takes {max_model_len}: "
-                "lower them, or raise --max-model-len or --kv-cache-memory as far as the model allows"
+                f"{self.input_tokens + self.output_tokens} tokens; {limit}: {remedy}"
             )
 
 
@@ -70,7 +77,7 @@ def measure_throughput(llm: LLM, progress: Progress, *, work: Work, rounds: int,
     Raises:
         GirihError: a request that is too long, or that the engine could not serve.
     """
-    work.check(llm.max_model_len)
+    work.check(llm.max_model_len, llm.core.model_limit)
     _warm_up(llm.core, work, progress)
     found = [_timed_round(llm, work, i, f"round {i} of {rounds}", progress) for i in range(1, rounds + 1)]
     return {
@@ -93,7 +100,7 @@ def measure_latency(llm: LLM, progress: Progress, *, work: Work, concurrency: in
     Raises:
         GirihError: a request that is too long, or that the engine could not serve.
     """
-    work.check(llm.max_model_len)
+    work.check(llm.max_model_len, llm.core.model_limit)
     _warm_up(llm.core, work, progress)
     prompts = _prompts(llm.core, work, stream=1)
     start = time.perf_counter()

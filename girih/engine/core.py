@@ -56,7 +56,7 @@ class EngineCore:
         with self.startup_report.phase("find model"):
             self.model_directory = resolve_model(config.model)
             self.model_config = load_config(self.model_directory)
-            self._model_limit: int = arch.load(self.model_config).max_model_len(self.model_config)
+            self.model_limit: int = arch.load(self.model_config).max_model_len(self.model_config)
             self.vocab_size: int = arch.parse_config(self.model_config).vocab_size
             self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self.config = dataclasses.replace(config, model=str(self.model_directory))
@@ -71,7 +71,7 @@ class EngineCore:
         try:
             manager = self._start_workers(self.startup_report)
             self.scheduler = make_scheduler(self.config, manager)
-            warn_of_short_requests(self.max_model_len, self._model_limit, self.config)
+            warn_of_short_requests(self.max_model_len, self.model_limit, self.config)
             logger.info("start-up took %.3f s", self.startup_report.total_s)
         except BaseException:
             self.executor.shutdown()
@@ -218,7 +218,7 @@ class EngineCore:
     # ---- bring-up, and once more
 
     def _start_workers(self, report: StartupReport) -> KVCacheManager:
-        self.kv_cache_configs = bring_up(self.config, self.model_config, self._model_limit, self.executor, report)
+        self.kv_cache_configs = bring_up(self.config, self.model_config, self.model_limit, self.executor, report)
         with report.phase("make cache manager"):
             manager = make_manager(self.config, self.kv_cache_configs)
             self._pool_memory = PoolMemory(self.kv_cache_configs, manager, self.executor)

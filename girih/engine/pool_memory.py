@@ -6,6 +6,7 @@ not use its last slabs; a CPU gives their memory to whoever needs it, and takes 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from girih.kv.config import KVCacheConfig
 from girih.kv.manager import KVCacheManager
 from girih.messages import PageCopies
 from girih.units import format_bytes
+
+logger = logging.getLogger(__name__)
 
 
 class PoolMemory:
@@ -61,6 +64,13 @@ class PoolMemory:
         Raises:
             CapacityError: what the requests in progress hold, or one of them alone, does not fit; nothing has changed.
         """
+        most_bytes = max(config.total_bytes + config.slab_bytes for config in self._planned)
+        if memory_bytes >= most_bytes > 0:
+            logger.warning(
+                "the KV cache was planned with %s, which is the most that it can have while this engine runs; %s were "
+                "asked for: start with --kv-cache-memory of the most that it should ever have",
+                format_bytes(max(config.total_bytes for config in self._planned)), format_bytes(memory_bytes),
+            )  # fmt: skip
         resized = self._with_memory(memory_bytes)
         limit = min(_max_request_tokens(config) for config in resized)
         if limit < longest_tokens:

@@ -96,7 +96,16 @@ def test_text_says_the_median_and_the_picture_shows_every_round(model, tmp_path)
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("throughput", ["--input", "600"], "--input 600 and --output 64 make requests of 664 tokens"),
+        (
+            "throughput",
+            ["--input", "600"],
+            "--input 600 and --output 64 make requests of 664 tokens; the model's own limit is 512: lower them$",
+        ),
+        (
+            "throughput",
+            ["--input", "600", "--max-model-len", "64"],
+            "takes 64, the model 512: .* raise --max-model-len",
+        ),
         ("latency", ["--output", "511", "--input", "2"], "requests of 513 tokens"),
         ("throughput", ["--plot", "no/such/directory/x.svg"], "there is no directory no/such/directory"),
         ("throughput", ["--plot", "x.pdf"], "choose a name in .svg or .png"),

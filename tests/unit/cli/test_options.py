@@ -7,9 +7,11 @@ import typer
 from typer.testing import CliRunner
 
 from girih.cli._options import build, with_options
+from girih.cli._plan_options import PlanOptions
 from girih.config import EngineConfig
 from girih.errors import ConfigError, GirihError
 from girih.request import SamplingParams
+from girih.server.config import ServerConfig
 
 
 def parse(*arguments, defaults=None):
@@ -128,6 +130,7 @@ def test_a_split_is_a_list_of_numbers():
 def test_help_comes_from_the_docstrings():
     from girih.cli._options import _field_help
 
-    for cls in (EngineConfig, SamplingParams):
+    for cls in (EngineConfig, SamplingParams, ServerConfig, PlanOptions):
         help_texts = _field_help(cls)
         assert all(help_texts[field.name] for field in dataclasses.fields(cls)), help_texts
+        assert "None" not in " ".join(help_texts.values()), "nobody can type it"

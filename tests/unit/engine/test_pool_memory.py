@@ -11,6 +11,7 @@ from scheduler_driver import collect
 
 from girih.errors import CapacityError, RequestError
 from girih.request import SamplingParams
+from girih.units import format_bytes
 
 PARAMS = SamplingParams(seed=0, max_tokens=8, ignore_eos=True)
 
@@ -131,6 +132,15 @@ def test_the_longest_request_follows_the_size_and_longer_ones_are_cut(core_of):
     run(core, results)
     for i in (request, *waiting):
         assert (len(results[i].tokens), results[i].finish_reason) == (core.max_model_len - 10, "length")
+
+
+def test_more_than_was_planned_is_not_to_be_had_and_said(core_of, caplog):
+    core = core_of()
+    planned, slab_bytes = total_bytes(core), core.kv_cache_configs[0].slab_bytes
+    assert core.resize_kv_cache(planned + slab_bytes - 1) == [planned]
+    assert not caplog.records
+    assert core.resize_kv_cache(planned + slab_bytes) == [planned]
+    assert f"planned with {format_bytes(planned)}" in caplog.text
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.3])
