@@ -42,6 +42,7 @@ def ray_cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # Ray writes an address there, wherever else the cluster is
     folder = tempfile.mkdtemp(prefix="ray-")  # short, as the names of sockets are in it
     node = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
