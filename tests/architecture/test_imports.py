@@ -36,7 +36,7 @@ ALLOWED = {
     "models": BASE | {"kv", "arch", "layers"},
     "worker": BASE | {"kv", "arch", "checkpoint", "models", "layers", "attention", "linear", "device"},
     "viz": BASE | {"kv"},
-    "server": BASE | {"units", "checkpoint", "engine"},
+    "server": BASE | {"units", "kv", "checkpoint", "engine"},
     "cli": BASE | {"kv", "arch", "checkpoint", "engine", "server", "viz"},
     "__init__": BASE | {"engine"},
 }
