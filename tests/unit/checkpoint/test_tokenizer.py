@@ -1,6 +1,8 @@
 """`Tokenizer` on a directory, and chat templates."""
 
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,28 @@ def test_encode_and_decode(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("the fox", add_special_tokens=False) == ids[1:]
     assert tokenizer.decode(ids) == "the fox"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<bos>the fox"
+
+
+def test_encoding_lets_other_threads_run_and_gives_the_backend_s_ids(tokenizer: Tokenizer) -> None:
+    text = "the quick <eos> brown fox's é 😀 \u2028 " * 10_000
+    count, done = 0, threading.Event()
+
+    def run() -> None:
+        nonlocal count
+        while not done.wait(0.001):
+            count += 1
+
+    thread, interval = threading.Thread(target=run), sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # from here on a thread runs only when another one waits or lets go of the lock
+    try:
+        thread.start()
+        before, ids, after = count, tokenizer.encode(text), count
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    assert after > before
+    assert ids == tokenizer.backend.encode(text).ids
 
 
 def test_one_token_as_text(tokenizer: Tokenizer) -> None:
