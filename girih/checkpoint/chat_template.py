@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -29,13 +31,12 @@ class GenerationBlock(Extension):
         return nodes.Scope(body).set_lineno(line)
 
 
-def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+def render_chat(template: str, variables: Mapping[str, Any]) -> str:
     """Write messages as the text a chat model was trained on.
 
     Args:
         template: Jinja source.
-        messages: each with "role" and "content".
-        variables: what else the template may use: add_generation_prompt, bos_token, ...
+        variables: what the template may use: messages, add_generation_prompt, bos_token, ...
 
     Raises:
         CheckpointError: the template is not valid Jinja.
@@ -43,21 +44,41 @@ def render_chat(template: str, messages: Sequence[Mapping[str, Any]], **variable
     """
     compiled = _compile(template)
     try:
-        return compiled.render(messages=messages, **variables)
+        return compiled.render(variables)
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError) as error:
         raise RequestError(f"the chat template refuses these messages: {error}") from error
 
 
+def variables_of(template: str) -> set[str]:
+    """Return the names that a template asks whoever renders it for.
+
+    Raises:
+        CheckpointError: the template is not valid Jinja.
+    """
+    with _naming_line():
+        return find_undeclared_variables(_environment().parse(template))
+
+
 @lru_cache(maxsize=8)
 def _compile(template: str) -> jinja2.Template:
+    with _naming_line():
+        return _environment().from_string(template)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
     )
     environment.filters["tojson"] = _to_json
     helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
     environment.globals.update(helpers)
+    return environment
+
+
+@contextmanager
+def _naming_line() -> Iterator[None]:
     try:
-        return environment.from_string(template)
+        yield
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(f"the chat template is not valid Jinja: line {error.lineno}: {error.message}") from error
 

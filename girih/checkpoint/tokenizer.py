@@ -100,6 +100,8 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Write a conversation as one prompt; encode it with `add_special_tokens=False`.
 
@@ -107,25 +109,35 @@ class Tokenizer:
             messages: [{"role": "user", "content": "..."}, ...].
             add_generation_prompt: end with the start of an assistant's turn.
             chat_template: Jinja source to use instead of the model's own.
+            tools: functions that the model may call, as JSON schemas; see `uses_tools`.
+            variables: what else this template knows, such as {"enable_thinking": False}.
 
         Raises:
             ConfigError: neither the model nor the caller has a template.
             CheckpointError: the template is not valid Jinja.
-            RequestError: the template refuses these messages.
+            RequestError: the template refuses these messages, or a variable is an argument here.
         """
         from girih.checkpoint.chat_template import render_chat
 
         template = chat_template or self.chat_template
         if template is None:
             raise ConfigError(NO_CHAT_TEMPLATE)
-        return render_chat(
-            template,
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            tools=None,
-            documents=None,
-            **{f"{role}_token": text for role, text in self.special_tokens.items()},
-        )
+        own = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        if taken := own.keys() & (variables or {}).keys():
+            raise RequestError(f"{min(taken)!r} is no variable of the chat template's own; it is given by itself")
+        tokens = {f"{role}_token": text for role, text in self.special_tokens.items()}
+        return render_chat(template, {"documents": None, **tokens, **(variables or {}), **own})
+
+    @cached_property
+    def uses_tools(self) -> bool:
+        """Tell whether the model's chat template shows it tools; it would ignore them otherwise.
+
+        Raises:
+            CheckpointError: the template is not valid Jinja.
+        """
+        from girih.checkpoint.chat_template import variables_of
+
+        return self.chat_template is not None and "tools" in variables_of(self.chat_template)
 
 
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:

@@ -124,6 +124,47 @@ def test_the_chat_template_gives_what_transformers_gives(tmp_path: Path, tokeniz
         assert "hi <b> & é" in text
 
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def test_tools_and_variables_give_what_transformers_gives(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    template = "{% for t in tools %}{{ t | tojson }}{% endfor %}{{ mood }}{% if not brief %}{{ bos_token }}{% endif %}"
+    ours = Tokenizer.from_directory(directory_with(tmp_path, chat_template=template))
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    variables = {"mood": "calm", "brief": True}
+    expected = theirs.apply_chat_template(CHAT, tools=TOOLS, tokenize=False, **variables)
+    assert ours.apply_chat_template(CHAT, tools=TOOLS, variables=variables) == expected
+    assert "add" in expected
+    assert "calm" in expected
+    assert "<bos>" not in expected
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_a_variable_takes_no_argument_s_place(name: str) -> None:
+    with pytest.raises(RequestError, match=f"'{name}' is no variable"):
+        render("{{ messages }}", variables={name: []})
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% if tools %}{{ tools | tojson }}{% endif %}", True),
+        ("{% if tools is not defined %}{% set tools = none %}{% endif %}{% if tools is not none %}x{% endif %}", True),
+        ("{% macro m() %}{{ tools | length }}{% endmacro %}{{ m() }}", True),
+        ("{% for tools in messages %}{{ tools }}{% endfor %}", False),
+        (CHAT_TEMPLATE, False),
+        (None, False),
+    ],
+)
+def test_a_template_that_shows_tools_is_told_from_one_that_does_not(template: str | None, expected: bool) -> None:
+    assert (
+        Tokenizer(byte_level_tokenizer(add_bos=False), special_tokens={}, chat_template=template).uses_tools is expected
+    )
+
+
 @pytest.mark.parametrize("sources", [["file", "list"], ["list"], ["string"], []])
 def test_where_the_template_comes_from(tmp_path: Path, sources: list[str]) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "list"}]
