@@ -23,6 +23,7 @@ class SamplingParams:
         repetition_penalty: > 1 makes tokens of prompt and output less likely: divides logits > 0, multiplies others.
         presence_penalty: subtracted once from the logits of tokens already in the output.
         frequency_penalty: subtracted per occurrence in the output.
+        logit_bias: added to tokens' logits, -100 (almost never) to 100 (almost always); on the command line 42=-5.
         seed: same seed, same tokens, alone or in a batch; in bfloat16 up to rounding. Left out: one of the engine's.
         max_tokens: output tokens at most; where they have no such limit, the model's length is one.
         min_tokens: no end-of-sequence or stop id is sampled before this many output tokens.
@@ -42,6 +43,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
@@ -53,10 +55,11 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        """Normalise `stop` and `stop_token_ids` to tuples and refuse values out of range, naming field and range."""
+        """Normalise lists and `logit_bias` to tuples and refuse values out of range, naming field and range."""
         stop = (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _as_pairs(self.logit_bias))
         if not all(isinstance(text, str) and text for text in stop):
             raise RequestError(f"stop={self.stop!r} must be non-empty strings")
         for name, (low, high) in _INT_RANGES.items():
@@ -67,7 +70,7 @@ class SamplingParams:
                 raise RequestError(f"{name}={value!r} must be a whole number from {low} to {high}")
         for name, (least, most) in _FLOAT_RANGES.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+            if not _is_number(value, least, most):
                 raise RequestError(f"{name}={value!r} must be a number from {least} to {most}")
         for name in ("repetition_penalty", "top_p"):
             if getattr(self, name) <= 0:
@@ -81,6 +84,25 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     return () if value is None else tuple(value)
 
 
+def _as_pairs(logit_bias: Any) -> tuple[tuple[int, float], ...]:
+    """Return (token id, bias) of each token that has one."""
+    try:
+        pairs = tuple(dict(logit_bias or ()).items())
+    except (TypeError, ValueError):
+        raise RequestError(f"logit_bias={logit_bias!r} must map token ids to numbers") from None
+    for token_id, bias in pairs:
+        if not _is_number(bias, -MAX_BIAS, MAX_BIAS):
+            raise RequestError(
+                f"logit_bias: {bias!r} of token id {token_id!r} must be a number from -{MAX_BIAS} to {MAX_BIAS}"
+            )
+    return pairs
+
+
+def _is_number(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+
+
+MAX_BIAS = 100
 _INT_RANGES = {
     "n": (1, 1024),
     "top_k": (0, 2**31 - 1),

@@ -8,13 +8,13 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Optional, get_type_hints
 
 import typer
 
-from girih.errors import ConfigError, GirihError
+from girih.errors import ConfigError, GirihError, RequestError
 from girih.units import parse_bytes
 
 CALM = {"temperature": 0.6, "top_p": 0.95}
@@ -64,6 +64,22 @@ def parse_split(text: str) -> tuple[int, ...]:
     return tuple(map(int, numbers))
 
 
+def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
+    """Read biases such as "42=-5", one token each.
+
+    Raises:
+        RequestError: something else.
+    """
+    bias = {}
+    for text in texts:
+        token_id, _, value = text.partition("=")
+        try:
+            bias[int(token_id)] = float(value)
+        except ValueError:
+            raise RequestError(f"--logit-bias {text!r} must be a token id and a number, such as 42=-5") from None
+    return bias
+
+
 _WRITTEN = {
     "max_model_len": _Written("--max-model-len", str, parse_length),
     "kv_cache_memory_bytes": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
@@ -80,6 +96,7 @@ _WRITTEN = {
     "pipeline_split": _Written("--pipeline-split", Optional[str], parse_split),  # noqa: UP045
     "stop": _Written("--stop", list[str], tuple),
     "stop_token_ids": _Written("--stop-token-ids", list[int], tuple),
+    "logit_bias": _Written("--logit-bias", list[str], parse_logit_bias),
 }
 
 

@@ -88,9 +88,10 @@ def split_completions(params: SamplingParams, vocab_size: int, seed: int) -> lis
         seed: taken when `params` has none.
 
     Raises:
-        RequestError: a stop token id outside the vocabulary.
+        RequestError: an id of `stop_token_ids` or `logit_bias` outside the vocabulary.
     """
     _check_in_vocabulary("stop_token_ids:", params.stop_token_ids, vocab_size)
+    _check_in_vocabulary("logit_bias:", dict(params.logit_bias), vocab_size)
     first = seed if params.seed is None else params.seed
     return [
         dataclasses.replace(

@@ -202,6 +202,7 @@ class ModelRunner:
             num_prompt_tokens=batch.num_prompt_tokens[rows],
             token_ids_of=lambda i: batch.token_ids[rows[i], : batch.num_tokens[rows[i]]],
             end_token_ids_of=lambda i: batch.sampling.end_token_ids[rows[i]],
+            logit_bias_of=lambda i: batch.sampling.logit_bias[rows[i]],
         )
         num_top = few.params["logprobs"]
         asked = np.flatnonzero(num_top >= 0)
@@ -300,6 +301,7 @@ class ModelRunner:
             num_prompt_tokens=one,
             token_ids_of=lambda _: np.zeros(1, np.int32),
             end_token_ids_of=lambda _: rows.end_token_ids[0],
+            logit_bias_of=lambda _: (),
         )
         token_logprobs(own_logits, sample(logits, few).clip(min=0), num_top=1)
 

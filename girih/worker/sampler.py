@@ -3,15 +3,16 @@
 Every row's result depends on its own logits, parameters, tokens and seed only, so it is the same alone, in any
 batch, and after a preemption. The order of the steps:
 
-    logits -> log probabilities for the report -> penalties -> min_tokens -> temperature -> top-k -> top-p -> min-p
-           -> one uniform number per row -> inverse of the cumulative distribution
+    logits -> log probabilities for the report -> logit bias -> penalties -> min_tokens
+           -> temperature -> top-k -> top-p -> min-p -> one uniform number per row
+           -> inverse of the cumulative distribution
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -34,12 +35,15 @@ PARAMS_DTYPE = np.dtype(
         ("seed", np.int64),
         ("logprobs", np.int64),
         ("prompt_logprobs", np.int64),
-        ("changes_logits", np.int64),  # 1: by a penalty or min_tokens
+        ("num_biased", np.int64),  # tokens with a bias
+        ("changes_logits", np.int64),  # 1: by a bias, a penalty or min_tokens
     ]
 )
 
+Bias: TypeAlias = tuple[tuple[int, float], ...]
+
 _OPTIONAL = ("logprobs", "prompt_logprobs")
-_PLAIN = [name for name in PARAMS_DTYPE.names or () if name not in (*_OPTIONAL, "changes_logits")]
+_PLAIN = [name for name in PARAMS_DTYPE.names or () if name not in (*_OPTIONAL, "num_biased", "changes_logits")]
 
 
 class SamplingRows:
@@ -54,6 +58,7 @@ class SamplingRows:
         self.params = np.zeros(max_num_seqs, PARAMS_DTYPE)
         self.eos_token_ids = tuple(eos_token_ids)
         self.end_token_ids: list[tuple[int, ...]] = [()] * max_num_seqs
+        self.logit_bias: list[Bias] = [()] * max_num_seqs
 
     def set(self, row: int, params: SamplingParams) -> None:
         """Store a request's parameters; `params.seed` must be set."""
@@ -62,7 +67,9 @@ class SamplingRows:
             own[name] = -1 if getattr(params, name) is None else getattr(params, name)
         for name in _PLAIN:
             own[name] = getattr(params, name)
-        own["changes_logits"] = _is_penalised(own) or own["min_tokens"] > 0
+        self.logit_bias[row] = tuple(dict(params.logit_bias).items())
+        own["num_biased"] = len(params.logit_bias)
+        own["changes_logits"] = own["num_biased"] > 0 or _is_penalised(own) or own["min_tokens"] > 0
         self.end_token_ids[row] = tuple(sorted({*self.eos_token_ids, *params.stop_token_ids}))
 
 
@@ -76,6 +83,7 @@ class SampleInput:
         num_prompt_tokens: int64 [n], how many of them are the prompt.
         token_ids_of: from 0 .. n - 1 to the row's known tokens, int32.
         end_token_ids_of: from 0 .. n - 1 to the ids that `min_tokens` holds back.
+        logit_bias_of: from 0 .. n - 1 to the row's biased ids and their biases.
     """
 
     params: np.ndarray
@@ -83,6 +91,7 @@ class SampleInput:
     num_prompt_tokens: np.ndarray
     token_ids_of: Callable[[int], np.ndarray]
     end_token_ids_of: Callable[[int], tuple[int, ...]]
+    logit_bias_of: Callable[[int], Bias]
 
 
 def sample(logits: torch.Tensor, rows: SampleInput) -> np.ndarray:
@@ -98,6 +107,7 @@ def sample(logits: torch.Tensor, rows: SampleInput) -> np.ndarray:
     params = rows.params
     num_output_tokens = rows.num_tokens - rows.num_prompt_tokens
     if params["changes_logits"].any():
+        _add_bias(logits, rows)
         _apply_penalties(logits, rows)
         _hold_back_end(logits, rows, num_output_tokens)
     largest, most_likely = logits.max(dim=-1)
@@ -158,6 +168,12 @@ def _mix(values: np.ndarray) -> np.ndarray:
 def _is_penalised(params: Any) -> Any:
     """Return whether seen tokens change a row's logits: of one row's parameters, or of many."""
     return (params["repetition_penalty"] != 1) | (params["presence_penalty"] != 0) | (params["frequency_penalty"] != 0)
+
+
+def _add_bias(logits: torch.Tensor, rows: SampleInput) -> None:
+    for i in np.flatnonzero(rows.params["num_biased"]).tolist():
+        ids, biases = zip(*rows.logit_bias_of(i), strict=True)
+        logits[i, list(ids)] += torch.tensor(biases, dtype=logits.dtype)
 
 
 def _apply_penalties(logits: torch.Tensor, rows: SampleInput) -> None:

@@ -27,8 +27,20 @@ def test_stops_become_tuples():
         ({"seed": True}, "seed=True"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_p": 0}, "above 0"),
+        ({"logit_bias": {5: 101}}, "logit_bias: 101 of token id 5 must be a number from -100 to 100"),
+        ({"logit_bias": {5: float("nan")}}, "logit_bias: nan of token id 5"),
+        ({"logit_bias": {5: True}}, "logit_bias: True of token id 5"),
+        ({"logit_bias": 5}, "logit_bias=5 must map token ids to numbers"),
+        ({"logit_bias": [1, 2]}, "must map token ids to numbers"),
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(options, message):
     with pytest.raises(RequestError, match=message):
         SamplingParams(**options)
+
+
+def test_biases_become_pairs():
+    params = SamplingParams(logit_bias={7: -1, 3: 0.5})
+    assert params.logit_bias == ((7, -1), (3, 0.5))
+    assert params == SamplingParams(logit_bias=params.logit_bias)
+    assert SamplingParams(logit_bias=None).logit_bias == ()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from girih.cli._options import build, with_options
 from girih.cli._plan_options import PlanOptions
 from girih.config import EngineConfig
-from girih.errors import ConfigError, GirihError
+from girih.errors import ConfigError, GirihError, RequestError
 from girih.request import SamplingParams
 from girih.server.config import ServerConfig
 
@@ -51,6 +51,7 @@ def test_every_field_can_be_typed():
         "memory_utilization": "0.25",
         "stop": "END",
         "stop_token_ids": "7",
+        "logit_bias": "7=-5",
         "top_p": "0.5",
         "min_p": "0.1",
         "executor": "uniproc",
@@ -77,7 +78,20 @@ def test_every_field_can_be_typed():
     assert config.kv_cache_memory_bytes == 1 << 30
     assert (config.enable_prefix_caching, config.check_invariants, params.skip_special_tokens) == (False, True, False)
     assert (params.stop, params.stop_token_ids, params.n, params.logprobs) == (("END",), (7,), 2, 2)
-    assert (config.seed, params.seed) == (2, 2)
+    assert (config.seed, params.seed, params.logit_bias) == (2, 2, ((7, -5),))
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--logit-bias", "5", "must be a token id and a number, such as 42=-5"),
+        ("--logit-bias", "a=1", "must be a token id and a number"),
+        ("--logit-bias", "5=200", "from -100 to 100"),
+    ],
+)
+def test_what_is_no_bias_is_refused(option, text, words):
+    with pytest.raises(RequestError, match=words):
+        parse(option, text)
 
 
 def test_several_stops_are_given_one_by_one():

@@ -72,6 +72,8 @@ def test_an_id_outside_the_vocabulary_is_refused_wherever_it_stands(token_id):  
         tokenize([1, token_id], tokenizer(), VOCAB_SIZE)
     with pytest.raises(RequestError, match=rf"stop_token_ids: {token_id} "):
         split_completions(SamplingParams(stop_token_ids=[token_id], min_tokens=1), VOCAB_SIZE, 0)
+    with pytest.raises(RequestError, match=rf"logit_bias: {token_id} .* 0 to {VOCAB_SIZE - 1}"):
+        split_completions(SamplingParams(logit_bias={token_id: 1}), VOCAB_SIZE, 0)
 
 
 @pytest.mark.parametrize("prompt", [[1, "a"], [1.5], [True], 7, [None], None, np.array([1.5]), [[1]]])

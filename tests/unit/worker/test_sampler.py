@@ -23,7 +23,12 @@ def make_rows(params, token_ids=((1, 2, 3),), num_prompt=None, eos=(0,)):
     num_prompt = [t.size for t in tokens] if num_prompt is None else num_prompt
     num_tokens = np.array([t.size for t in tokens])
     return SampleInput(
-        rows.params, num_tokens, np.array(num_prompt), tokens.__getitem__, rows.end_token_ids.__getitem__
+        rows.params,
+        num_tokens,
+        np.array(num_prompt),
+        tokens.__getitem__,
+        rows.end_token_ids.__getitem__,
+        rows.logit_bias.__getitem__,
     )
 
 
@@ -128,6 +133,17 @@ def test_penalties_match_their_formulas():
     changed = logits.clone()
     sample(changed, make_rows([params], [prompt + output], num_prompt=[4]))
     torch.testing.assert_close(changed[0], expected)
+
+
+def test_a_bias_is_added_before_penalties_to_its_row_alone():
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
+    biased = SamplingParams(temperature=0, seed=0, logit_bias={4: -100, 7: 2.5, 9: 100}, repetition_penalty=1.5)
+    rows = make_rows([SamplingParams(temperature=0, seed=0), biased, SamplingParams(seed=1)], [(9,)] * 3)
+    expected = logits.clone()
+    expected[1, [4, 7, 9]] += torch.tensor([-100, 2.5, 100])
+    expected[1, 9] /= 1.5
+    assert sample(logits, rows)[1] == 9
+    torch.testing.assert_close(logits, expected)
 
 
 def test_min_tokens_holds_back_eos_and_stop_ids_until_reached():
