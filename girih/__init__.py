@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from girih.engine.async_llm import AsyncLLM
     from girih.engine.llm import LLM
+    from girih.grammar import Grammar
     from girih.request import RequestOutput, SamplingParams
 
-__all__ = ["AsyncLLM", "LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["AsyncLLM", "Grammar", "LLM", "RequestOutput", "SamplingParams", "__version__"]
 
 _HOMES = {
     "AsyncLLM": "girih.engine.async_llm",
+    "Grammar": "girih.grammar",
     "LLM": "girih.engine.llm",
-    "SamplingParams": "girih.request",
     "RequestOutput": "girih.request",
+    "SamplingParams": "girih.request",
 }
 
 

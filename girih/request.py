@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from girih.errors import RequestError
+from girih.grammar import Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class SamplingParams:
         logprobs: report this many most likely tokens per output token beside the sampled one; left out: none.
         prompt_logprobs: the same for the prompt's tokens.
         skip_special_tokens: leave special tokens out of the text.
+        grammar: what the output must look like, and where it ends; on the command line regex=TEXT and the like.
     """
 
     n: int = 1
@@ -53,6 +55,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         """Normalise lists and `logit_bias` to tuples and refuse values out of range, naming field and range."""
@@ -75,6 +78,18 @@ class SamplingParams:
         for name in ("repetition_penalty", "top_p"):
             if getattr(self, name) <= 0:
                 raise RequestError(f"{name}={getattr(self, name)!r} must be above 0")
+        if self.grammar is not None:
+            self._check_grammar()
+
+    def _check_grammar(self) -> None:
+        if not isinstance(self.grammar, Grammar):
+            raise RequestError(f"grammar={self.grammar!r} must be a girih.Grammar")
+        if self.ignore_eos:
+            raise RequestError("ignore_eos=True cannot be used with a grammar: nothing may follow a complete output")
+        if self.min_tokens > 0:
+            raise RequestError(
+                f"min_tokens={self.min_tokens} cannot be used with a grammar, which says itself where an output ends"
+            )
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Optional, get_type_hints
 import typer
 
 from girih.errors import ConfigError, GirihError, RequestError
+from girih.grammar import Grammar
 from girih.units import parse_bytes
 
 CALM = {"temperature": 0.6, "top_p": 0.95}
@@ -80,6 +81,16 @@ def parse_logit_bias(texts: Sequence[str]) -> dict[int, float]:
     return bias
 
 
+def parse_grammar(text: str) -> Grammar:
+    """Read a grammar such as "regex=[0-9]+".
+
+    Raises:
+        RequestError: there is no such kind, or the text is no grammar of it.
+    """
+    kind, _, rest = text.partition("=")
+    return Grammar(kind, rest)
+
+
 _WRITTEN = {
     "max_model_len": _Written("--max-model-len", str, parse_length),
     "kv_cache_memory_bytes": _Written("--kv-cache-memory", Optional[str], parse_bytes),  # noqa: UP045
@@ -97,6 +108,7 @@ _WRITTEN = {
     "stop": _Written("--stop", list[str], tuple),
     "stop_token_ids": _Written("--stop-token-ids", list[int], tuple),
     "logit_bias": _Written("--logit-bias", list[str], parse_logit_bias),
+    "grammar": _Written("--grammar", Optional[str], parse_grammar),  # noqa: UP045
 }
 
 

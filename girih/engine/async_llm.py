@@ -27,7 +27,7 @@ from girih.checkpoint.tokenizer import Tokenizer
 from girih.config import EngineConfig
 from girih.engine.core_client import CoreClient
 from girih.engine.core_messages import AbortRequests, AddRequest, FromCore, Ready, Refused, StepDone
-from girih.engine.input_processing import TokenizedPrompt, check_salt, split_completions
+from girih.engine.input_processing import TokenizedPrompt, check_grammar, check_salt, split_completions
 from girih.engine.live_request import LiveRequest
 from girih.engine.output_processing import OutputProcessor
 from girih.engine.timings import Timings
@@ -167,6 +167,7 @@ class AsyncLLM:
         if self._dead is not None:
             raise EngineDiedError(f"the engine takes no more requests: {self._dead}")
         check_salt(cache_salt)
+        check_grammar(params.grammar)  # a server does so before, in a thread; what passed is remembered
         output_room(len(prompt.token_ids), self.max_model_len)
         children = split_completions(params, self.vocab_size, self._next_seed)
         if params.seed is None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from girih.checkpoint.tokenizer import Tokenizer
 from girih.errors import RequestError
+from girih.grammar import Grammar, describe_failure
 from girih.request import SamplingParams
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 Prompt = str | Sequence[int]
 
@@ -146,3 +151,45 @@ def check_salt(cache_salt: str) -> None:
         valid = False
     if not valid:
         raise RequestError(f"cache_salt={cache_salt!r} must be text")
+
+
+@lru_cache(maxsize=64)
+def check_grammar(grammar: Grammar | None) -> None:
+    """Refuse a grammar that no output could follow, or that llguidance finds too complex to start with.
+
+    It takes about a millisecond, a second at worst, in which other threads run. Special tokens are unknown to it.
+
+    Args:
+        grammar: of a request; None is fine.
+
+    Raises:
+        RequestError: with llguidance's words.
+    """
+    if grammar is None:
+        return
+    try:
+        matcher = grammar.matcher(_tokenizer_of_bytes())
+    except ValueError as error:
+        raise RequestError(f"the {grammar.kind} grammar cannot be used: {error}") from error
+    matcher.compute_bitmask()
+    if matcher.is_error():
+        raise RequestError(f"the {grammar.kind} grammar cannot be used: {describe_failure(matcher)}")
+
+
+class _Bytes:
+    """A tokenizer, as llguidance asks for it, whose tokens are the 256 bytes and an end of sequence."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes) -> list[int]:
+        return list(text)
+
+
+@cache
+def _tokenizer_of_bytes() -> LLTokenizer:
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Bytes()))

@@ -15,7 +15,15 @@ from girih.checkpoint.resolve import resolve_model
 from girih.checkpoint.tokenizer import Tokenizer
 from girih.config import EngineConfig
 from girih.engine.core import EngineCore
-from girih.engine.input_processing import Prompt, TokenizedPrompt, as_list, check_salt, split_completions, tokenize
+from girih.engine.input_processing import (
+    Prompt,
+    TokenizedPrompt,
+    as_list,
+    check_grammar,
+    check_salt,
+    split_completions,
+    tokenize,
+)
 from girih.engine.interrupts import uninterrupted
 from girih.engine.output_processing import OutputProcessor, new_request_output
 from girih.engine.report import EngineStats, StartupReport
@@ -240,6 +248,7 @@ class LLM:
         self, output: RequestOutput, params: SamplingParams, priority: int, cache_salt: str, core_ids: list[str]
     ) -> None:
         """Queue the completions of one request; their core ids are added to `core_ids` one by one."""
+        check_grammar(params.grammar)
         with self._lock, uninterrupted():
             children = split_completions(params, self.core.vocab_size, self._next_seed)
             if params.seed is None:

@@ -25,6 +25,7 @@ from girih.messages import StepInput, StepOutput, TokenLogprobs
 from girih.models import CausalLM
 from girih.request import SamplingParams
 from girih.units import cdiv
+from girih.worker.grammar import GrammarRows
 from girih.worker.input_batch import FlatBatch, InputBatch
 from girih.worker.kv_cache import PagePool
 from girih.worker.sampler import SampleInput, SamplingRows, sample, token_logprobs
@@ -38,8 +39,9 @@ LOGITS_ELEMENTS = 1 << 24
 SAMPLER_ELEMENTS = 1 << 20
 
 NOT_A_NUMBER = (
-    "no token can be chosen for this request: min_tokens with stop_token_ids holds all of them back, or the model "
-    "computed no finite numbers (damaged weights, or too large for the dtype: try --dtype float32)"
+    "no token can be chosen for this request: min_tokens with stop_token_ids holds all of them back, the tokenizer has "
+    "none that its grammar allows, or the model computed no finite numbers (damaged weights, or too large for the "
+    "dtype: try --dtype float32)"
 )
 
 # of the warm-up's prompt: more than the few that some kernels treat in another way
@@ -61,6 +63,7 @@ class ModelRunner:
         vocab_size: of the logits.
         max_num_seqs: rows of a batch.
         eos_token_ids: the model's end-of-sequence ids.
+        grammars: of outputs that have one.
         ranks: this worker among others.
     """
 
@@ -72,6 +75,7 @@ class ModelRunner:
         vocab_size: int,
         max_num_seqs: int,
         eos_token_ids: Sequence[int],
+        grammars: GrammarRows,
         ranks: Ranks,
     ):
         self.model = model
@@ -80,6 +84,7 @@ class ModelRunner:
         self.context = context
         self.max_num_seqs = max_num_seqs
         self.eos_token_ids = tuple(eos_token_ids)
+        self.grammars = grammars
         self.is_warm = False
         self.logits_rows = max(1, LOGITS_ELEMENTS // vocab_size)
         self.sampler_rows = max(1, SAMPLER_ELEMENTS // vocab_size)
@@ -107,6 +112,8 @@ class ModelRunner:
         self.pages.copy(step.cache.copies)
         self.tokens.await_for(step)
         self.batch.apply(step.new_rows, step.cache.tables)
+        if self.place.samples:
+            self.grammars.apply(step.new_rows)
         if not step.rows.size:
             return StepOutput(step.step_id, NO_ROWS, NO_ROWS)
         flat = self.batch.flatten(step)
@@ -121,9 +128,10 @@ class ModelRunner:
         if not self.place.samples:
             self.tokens.receive(rows)
             return StepOutput(step.step_id, NO_ROWS, NO_ROWS)
-        failed = {int(row): NOT_A_NUMBER for row in rows[token_ids < 0]}
+        failed = {row: self.grammars.failure(row) or NOT_A_NUMBER for row in rows[token_ids < 0].tolist()}
         self.tokens.send(rows, token_ids)
         rows, token_ids = rows[token_ids >= 0], token_ids[token_ids >= 0]
+        self.grammars.consume(rows, token_ids)
         return StepOutput(step.step_id, rows, token_ids, logprobs, prompt_logprobs, failed)
 
     @torch.inference_mode()
@@ -203,6 +211,7 @@ class ModelRunner:
             token_ids_of=lambda i: batch.token_ids[rows[i], : batch.num_tokens[rows[i]]],
             end_token_ids_of=lambda i: batch.sampling.end_token_ids[rows[i]],
             logit_bias_of=lambda i: batch.sampling.logit_bias[rows[i]],
+            forbid=lambda logits: self.grammars.forbid(logits, rows),
         )
         num_top = few.params["logprobs"]
         asked = np.flatnonzero(num_top >= 0)
@@ -302,6 +311,7 @@ class ModelRunner:
             token_ids_of=lambda _: np.zeros(1, np.int32),
             end_token_ids_of=lambda _: rows.end_token_ids[0],
             logit_bias_of=lambda _: (),
+            forbid=lambda _: None,
         )
         token_logprobs(own_logits, sample(logits, few).clip(min=0), num_top=1)
 

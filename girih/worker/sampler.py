@@ -3,7 +3,7 @@
 Every row's result depends on its own logits, parameters, tokens and seed only, so it is the same alone, in any
 batch, and after a preemption. The order of the steps:
 
-    logits -> log probabilities for the report -> logit bias -> penalties -> min_tokens
+    logits -> log probabilities for the report -> logit bias -> penalties -> min_tokens -> grammar
            -> temperature -> top-k -> top-p -> min-p -> one uniform number per row
            -> inverse of the cumulative distribution
 """
@@ -84,6 +84,7 @@ class SampleInput:
         token_ids_of: from 0 .. n - 1 to the row's known tokens, int32.
         end_token_ids_of: from 0 .. n - 1 to the ids that `min_tokens` holds back.
         logit_bias_of: from 0 .. n - 1 to the row's biased ids and their biases.
+        forbid: makes logits [n, vocab_size] minus infinity where a row's grammar does not allow the token.
     """
 
     params: np.ndarray
@@ -92,6 +93,7 @@ class SampleInput:
     token_ids_of: Callable[[int], np.ndarray]
     end_token_ids_of: Callable[[int], tuple[int, ...]]
     logit_bias_of: Callable[[int], Bias]
+    forbid: Callable[[torch.Tensor], None]
 
 
 def sample(logits: torch.Tensor, rows: SampleInput) -> np.ndarray:
@@ -102,7 +104,8 @@ def sample(logits: torch.Tensor, rows: SampleInput) -> np.ndarray:
         rows: the rows' parameters and tokens.
 
     Returns:
-        int32 [n]; -1 for a row without a likeliest token: a logit is NaN or infinite, or every id is held back.
+        int32 [n]; -1 for a row without a likeliest token: a logit is NaN or infinite, or every id is held back
+        or forbidden.
     """
     params = rows.params
     num_output_tokens = rows.num_tokens - rows.num_prompt_tokens
@@ -110,6 +113,7 @@ def sample(logits: torch.Tensor, rows: SampleInput) -> np.ndarray:
         _add_bias(logits, rows)
         _apply_penalties(logits, rows)
         _hold_back_end(logits, rows, num_output_tokens)
+    rows.forbid(logits)
     largest, most_likely = logits.max(dim=-1)
     is_finite = np.isfinite(largest.numpy())
     token_ids = np.where(is_finite, most_likely.numpy(), -1).astype(np.int32)

@@ -20,6 +20,7 @@ from girih.layers.parallel import TIMEOUT_S, connect
 from girih.messages import StepInput, StepOutput
 from girih.models import build_model
 from girih.parallel import place_of
+from girih.worker.grammar import GrammarRows
 from girih.worker.kv_cache import PagePool, byte_ranges, make_views
 from girih.worker.loader import load_weights
 from girih.worker.memory import MemoryProfile, MemoryReport, memory_report
@@ -74,12 +75,14 @@ class Worker:
         settle(model)
         facts = arch.load(model_config)
         self.model_limit = facts.max_model_len(model_config)
+        ends = eos_token_ids(directory)
         self.runner = ModelRunner(
             model,
             context,
             vocab_size=facts.parse_config(model_config).vocab_size,
             max_num_seqs=self.config.max_num_seqs,
-            eos_token_ids=eos_token_ids(directory),
+            eos_token_ids=ends,
+            grammars=GrammarRows(directory, ends),
             ranks=self.ranks,
         )
         return self.weights_bytes

@@ -12,13 +12,14 @@ from girih.kv.compiled import COMPILED
 
 ROOT = Path(girih.__file__).parent
 
-BASE = {"errors", "units", "plugins", "request", "messages", "config", "parallel"}
+BASE = {"errors", "units", "plugins", "grammar", "request", "messages", "config", "parallel"}
 # package -> packages of girih it may import (besides itself and its own parts)
 ALLOWED = {
     "errors": set(),
     "units": {"errors"},
     "plugins": {"errors"},
-    "request": {"errors"},
+    "grammar": {"errors"},
+    "request": {"errors", "grammar"},
     "messages": {"request"},
     "config": {"errors", "plugins"},
     "parallel": {"errors", "config"},
@@ -124,7 +125,7 @@ def test_planning_needs_neither_torch_nor_numba() -> None:
 def test_an_engine_in_this_process_loads_nothing_that_only_others_need() -> None:
     loaded = loaded_after("import girih.engine.llm, girih.executor.uniproc, girih.worker.worker, girih.attention.cpu")
     assert "torch" in loaded
-    assert not loaded & {"transformers", "ray", "typer", "gguf", "jinja2", "PIL"}
+    assert not loaded & {"transformers", "ray", "typer", "gguf", "jinja2", "llguidance", "PIL"}
 
 
 def test_no_file_but_the_device_files_names_a_device() -> None:

@@ -10,6 +10,7 @@ from girih.cli._options import build, with_options
 from girih.cli._plan_options import PlanOptions
 from girih.config import EngineConfig
 from girih.errors import ConfigError, GirihError, RequestError
+from girih.grammar import Grammar
 from girih.request import SamplingParams
 from girih.server.config import ServerConfig
 
@@ -71,7 +72,7 @@ def test_every_field_can_be_typed():
     flags |= {name: f"--{name.replace('_', '-')}" for name in switches}
     flags["async_scheduling"] = "--no-async-scheduling"
     arguments = ["--no-skip-special-tokens", *flags.values()]
-    for name in sorted(names - {"model", "skip_special_tokens"} - set(flags)):
+    for name in sorted(names - {"model", "skip_special_tokens", "grammar"} - set(flags)):
         arguments += [written.get(name, f"--{name.replace('_', '-')}"), typed.get(name, "2")]
     config, params = parse(*arguments)
     assert config.max_model_len == 100
@@ -79,6 +80,8 @@ def test_every_field_can_be_typed():
     assert (config.enable_prefix_caching, config.check_invariants, params.skip_special_tokens) == (False, True, False)
     assert (params.stop, params.stop_token_ids, params.n, params.logprobs) == (("END",), (7,), 2, 2)
     assert (config.seed, params.seed, params.logit_bias) == (2, 2, ((7, -5),))
+    text = '{"const": "a=b"}'  # without the two options above that no grammar goes with
+    assert parse("--grammar", f"json_schema={text}")[1].grammar == Grammar("json_schema", text)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +90,11 @@ def test_every_field_can_be_typed():
         ("--logit-bias", "5", "must be a token id and a number, such as 42=-5"),
         ("--logit-bias", "a=1", "must be a token id and a number"),
         ("--logit-bias", "5=200", "from -100 to 100"),
+        ("--grammar", "[0-9]+", "no grammar of kind '.*'; there are json_schema, regex"),
+        ("--grammar", "choice=a", "not valid JSON"),
     ],
 )
-def test_what_is_no_bias_is_refused(option, text, words):
+def test_a_bias_or_a_grammar_that_is_none_is_refused(option, text, words):
     with pytest.raises(RequestError, match=words):
         parse(option, text)
 

@@ -1,13 +1,16 @@
 """Prompts and parameters on their way in: what is refused, and how one request becomes n sequences."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 from tiny_models import byte_level_tokenizer
 
 from girih.checkpoint.tokenizer import Tokenizer
-from girih.engine.input_processing import as_list, split_completions, tokenize
+from girih.engine.input_processing import as_list, check_grammar, split_completions, tokenize
 from girih.errors import RequestError
+from girih.grammar import Grammar
 from girih.request import SamplingParams
 
 VOCAB_SIZE = 300
@@ -106,3 +109,49 @@ def test_completions_get_seeds_one_after_another_and_only_the_first_reports_the_
 def test_seeds_wrap_around_the_largest_integer():
     children = split_completions(SamplingParams(n=2, seed=2**63 - 1), VOCAB_SIZE, 0)
     assert [child.seed for child in children] == [2**63 - 1, -(2**63)]
+
+
+DOUBLING = {
+    "allOf": [{"anyOf": [{"properties": {f"k{i}{j}": {"type": "string"}}} for j in range(6)]} for i in range(9)]
+}
+ENTANGLED = "start: T\nT: /(.*a.{300}){3}/ & /(.*b.{300}){3}/ & ~/.*c.{200}/"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("json_schema", '{"type": "strin"}', "Invalid type: strin"),
+        ("json_schema", '{"uniqueItems": true}', r"Unimplemented keys: \[\"uniqueItems\"\]"),
+        ("json_schema", '{"$ref": "#/nowhere"}', "'/nowhere' does not exist"),
+        ("json_schema", '{"$ref": "file:///etc/hosts"}', "not present in a registry"),
+        ("json_schema", '{"$ref": "#"}', "NoExtension"),  # no value is finite
+        ("json_schema", '{"type": "string", "minLength": 2, "maxLength": 1}', "minLength .* is greater"),
+        ("json_schema", '{"const": NaN}', "expected value"),
+        ("json_schema", '{"const": ' + 200 * "[" + 200 * "]" + "}", "recursion limit"),
+        ("json_schema", json.dumps(DOUBLING), "schema too large"),
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-ahead"),
+        ("lark", "start: x", 'unknown name: "x"'),
+        ("lark", "nothing", "Expected token ':'"),
+        ("lark", ENTANGLED, "fuel exhausted"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_in_the_words_of_its_compiler(kind, text, words):
+    with pytest.raises(RequestError, match=f"the {kind} grammar cannot be used: .*{words}"):
+        check_grammar(Grammar(kind, text))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        None,
+        Grammar.json_object(),
+        Grammar.json_schema("{}"),
+        Grammar("regex", "a/b[0-9]+\n"),
+        Grammar.choice(['"', "é", "\n", "", "😀"]),
+        Grammar.choice([f"option {7919 * i}" for i in range(2500)]),
+        Grammar("lark", 'start: "a" b*\nb: "(" b ")"'),
+    ],
+)
+def test_a_grammar_that_can_be_used_passes(grammar):
+    check_grammar(grammar)

@@ -14,7 +14,7 @@ V = 50
 PROBABILITIES = np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
 
 
-def make_rows(params, token_ids=((1, 2, 3),), num_prompt=None, eos=(0,)):
+def make_rows(params, token_ids=((1, 2, 3),), num_prompt=None, eos=(0,), forbid=lambda logits: None):
     """Build the sampler's input; params and token_ids one per row."""
     rows = SamplingRows(len(params), eos)
     for row, p in enumerate(params):
@@ -29,6 +29,7 @@ def make_rows(params, token_ids=((1, 2, 3),), num_prompt=None, eos=(0,)):
         tokens.__getitem__,
         rows.end_token_ids.__getitem__,
         rows.logit_bias.__getitem__,
+        forbid,
     )
 
 
@@ -144,6 +145,17 @@ def test_a_bias_is_added_before_penalties_to_its_row_alone():
     expected[1, 9] /= 1.5
     assert sample(logits, rows)[1] == 9
     torch.testing.assert_close(logits, expected)
+
+
+def test_a_penalty_lifts_nothing_that_is_forbidden():
+    def all_but_one(logits):
+        logits[:, 1:] = -torch.inf
+
+    params = SamplingParams(temperature=0, seed=0, frequency_penalty=2, logit_bias={5: 100})
+    assert sample(torch.zeros(1, V), make_rows([params], [(0, 0, 5)], [0], forbid=all_but_one)).tolist() == [0]
+    assert sample(torch.zeros(1, V), make_rows([params], forbid=lambda logits: logits.fill_(-torch.inf))).tolist() == [
+        -1
+    ]
 
 
 def test_min_tokens_holds_back_eos_and_stop_ids_until_reached():
