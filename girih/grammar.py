@@ -23,7 +23,7 @@ _STEP_LEXER_FUEL = 100_000
 _MAX_LEXER_STATES = 25_000
 """Half and a tenth of llguidance's own limits, with which one request may take half a gigabyte."""
 
-_WHITESPACE = r" |\n[ \t]{0,32}"
+WHITESPACE = r" |\n[ \t]{0,32}"
 """What may stand between the parts of a JSON value: a small model that may write any number of spaces never ends."""
 
 _KINDS = ("json_schema", "regex", "choice", "lark")
@@ -97,7 +97,7 @@ class Grammar:
         )
         if self.kind == "json_schema":
             source = llguidance.LLMatcher.grammar_from_json_schema(
-                self.text, defaults={"whitespace_pattern": _WHITESPACE}
+                self.text, defaults={"whitespace_pattern": WHITESPACE}
             )
         elif self.kind == "choice":  # as one terminal: thousands of alternatives of a rule are too many
             source = llguidance.LLMatcher.grammar_from_lark(

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from girih.engine.async_llm import AsyncLLM
-from girih.engine.input_processing import TokenizedPrompt, tokenize
+from girih.engine.input_processing import TokenizedPrompt, check_grammar, tokenize
 from girih.request import SamplingParams, output_room
 from girih.server.access import Caller, caller_of
 from girih.server.config import ServerConfig
@@ -132,6 +132,14 @@ class Serving:
 
         length = sum(len(str(message.get("content", ""))) for message in messages)
         return await in_thread_if(length > SHORT_TEXT, work)
+
+    async def check_grammar(self, params: SamplingParams) -> None:
+        """Refuse a grammar that cannot be used; that takes a second at worst, and so a thread.
+
+        Raises:
+            RequestError: why.
+        """
+        await in_thread_if(params.grammar is not None, lambda: check_grammar(params.grammar))
 
     def begin(
         self,

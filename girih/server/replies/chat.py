@@ -11,7 +11,7 @@ from girih.server.replies.completion import finite
 from girih.server.replies.job import Job
 from girih.server.replies.sse import event
 from girih.server.replies.usage import UsageChunks, usage
-from girih.server.tool_parsers import NoTools, ToolParser
+from girih.server.tool_parsers import ToolParser
 
 
 class ChatReply:
@@ -22,16 +22,18 @@ class ChatReply:
         model: the name that the client called it by.
         created_s: seconds since 1970.
         num_choices: answers asked for.
-        parser: finds calls of tools in the text; None where no tool may be called.
+        parser: finds calls of tools in the text.
+        max_calls: of tools in one answer; more of them are left out.
     """
 
     def __init__(
-        self, job: Job, *, model: str, created_s: int, num_choices: int, parser: type[ToolParser] | None = None
+        self, job: Job, *, model: str, created_s: int, num_choices: int, parser: type[ToolParser], max_calls: int
     ):
         self._job = job
         self._head = {"id": job.request_id, "created": created_s, "model": model}
         self._num_choices = num_choices
-        self._parser = parser or NoTools
+        self._parser = parser
+        self._max_calls = max_calls
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the answer when everything has ended."""
@@ -41,7 +43,7 @@ class ChatReply:
             parser = self._parser()
             content, calls = parser.append(choice.text)
             more, more_calls = parser.finish()
-            calls, content = [*calls, *more_calls], content + more
+            calls, content = [*calls, *more_calls][: self._max_calls], content + more
             message: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content}
             if calls:
                 message["tool_calls"] = [call.whole() for call in calls]
@@ -67,7 +69,7 @@ class ChatReply:
             ClientGoneError: the client has gone.
         """
         head = {**self._head, "object": "chat.completion.chunk"}
-        writers = [_ChoiceWriter(index, self._parser()) for index in range(self._num_choices)]
+        writers = [_ChoiceWriter(index, self._parser(), self._max_calls) for index in range(self._num_choices)]
         while True:
             outputs = await self._job.changed()
             self._job.check()
@@ -93,10 +95,12 @@ class _ChoiceWriter:
     Args:
         index: of the answer.
         parser: finds calls of tools.
+        max_calls: the most of them.
     """
 
-    def __init__(self, index: int, parser: ToolParser):
+    def __init__(self, index: int, parser: ToolParser, max_calls: int):
         self._index = index
+        self._max_calls = max_calls
         self._parser = parser
         self._cursor = ChoiceCursor()
         self._num_calls = 0
@@ -111,6 +115,7 @@ class _ChoiceWriter:
         if delta.finish_reason is not None:
             more, more_calls = self._parser.finish()
             content, calls = content + more, [*calls, *more_calls]
+        calls = calls[: self._max_calls - self._num_calls]
         message: dict[str, Any] = {"content": content} if content else {}
         if calls:
             first = self._num_calls

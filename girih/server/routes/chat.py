@@ -12,6 +12,7 @@ from girih.server.replies.chat import ChatReply
 from girih.server.replies.sse import stream_of
 from girih.server.schema.chat import ChatBody
 from girih.server.serving import Serving
+from girih.server.tools import tool_use
 
 router = APIRouter()
 
@@ -22,11 +23,20 @@ async def create_chat_completion(
 ) -> Response:
     """Answer a conversation."""
     model = serving.check_model(body.model)
-    params = body.sampling_params(serving.config)
-    prompt = await serving.render_chat(body.template_messages())
+    tools = tool_use(body, serving.engine.tokenizer)
+    params = body.sampling_params(serving.config, tools.grammar)
+    await serving.check_grammar(params)
+    prompt = await serving.render_chat(body.template_messages(), tools=tools.shown, variables=body.chat_template_kwargs)
     serving.check_length([prompt], params.max_tokens)
     job = serving.begin(request, "chatcmpl", [prompt], params, priority=body.priority, cache_salt=body.cache_salt)
-    reply = ChatReply(job, model=model, created_s=int(time.time()), num_choices=params.n)
+    reply = ChatReply(
+        job,
+        model=model,
+        created_s=int(time.time()),
+        num_choices=params.n,
+        parser=tools.parser,
+        max_calls=tools.max_calls,
+    )
     if body.stream:
         return await stream_of(job, reply.stream(body.usage_chunks))
     try:

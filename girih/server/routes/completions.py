@@ -23,6 +23,7 @@ async def create_completion(
     """Complete one prompt or several."""
     model = serving.check_model(body.model)
     params = body.sampling_params(serving.config)
+    await serving.check_grammar(params)
     prompts = await serving.tokenize(body.prompts(serving.config), add_special_tokens=True)
     serving.check_length(prompts, params.max_tokens)
     job = serving.begin(request, "cmpl", prompts, params, priority=body.priority, cache_salt=body.cache_salt)

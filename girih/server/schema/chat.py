@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from girih.grammar import Grammar
 from girih.request import SamplingParams
 from girih.server.config import ServerConfig
 from girih.server.errors import ApiError
@@ -150,8 +151,12 @@ class ChatBody(SamplingBody):
         """Return the output tokens asked for, None if they were left out."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
-    def sampling_params(self, config: ServerConfig) -> SamplingParams:
+    def sampling_params(self, config: ServerConfig, call_grammar: Grammar | None) -> SamplingParams:
         """Return how to sample.
+
+        Args:
+            config: limits.
+            call_grammar: of a call that the answer must be; see `girih.server.tools`.
 
         Raises:
             ApiError: a limit of the server, or two fields that contradict each other.
@@ -164,4 +169,7 @@ class ChatBody(SamplingBody):
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ApiError(400, "give max_tokens or max_completion_tokens, not both", param="max_tokens")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return make_params(**self.common_params(), max_tokens=self.asked_max_tokens, logprobs=logprobs)
+        common = self.common_params()
+        if call_grammar is not None:
+            common["grammar"] = call_grammar
+        return make_params(**common, max_tokens=self.asked_max_tokens, logprobs=logprobs)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from girih.grammar import Grammar
 from girih.request import SamplingParams
 from girih.server.config import ServerConfig
 from girih.server.errors import ApiError
@@ -52,7 +53,7 @@ class JsonSchema(Body):
 
     name: Text = ""
     description: Text = ""
-    schema_: dict[str, Any] | bool = Field(default_factory=dict, alias="schema")
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
     strict: Flag = True
 
 
@@ -61,6 +62,21 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+
+    def grammar(self) -> Grammar | None:
+        """Return what the output must look like; None for any text.
+
+        Raises:
+            ApiError: there is no schema where there should be one.
+            RequestError: it is too long, or no schema at all.
+        """
+        if self.type == "text":
+            return None
+        if self.type == "json_object":
+            return Grammar.json_object()
+        if self.json_schema is None:
+            raise ApiError(400, "response_format of type json_schema needs json_schema", param="response_format")
+        return Grammar.json_schema(self.json_schema.schema_)
 
 
 class SamplingBody(Body):
@@ -120,7 +136,22 @@ class SamplingBody(Body):
             "repetition_penalty", "min_tokens", "stop_token_ids",
         )  # fmt: skip
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return {**given, "n": self.num_completions, "ignore_eos": self.ignore_eos}
+        return {
+            **given,
+            "n": self.num_completions,
+            "ignore_eos": self.ignore_eos,
+            "logit_bias": _by_token_id(self.logit_bias or {}),
+            "grammar": None if self.response_format is None else self.response_format.grammar(),
+        }
+
+
+def _by_token_id(bias: Mapping[str, float]) -> dict[int, float]:
+    """Return biases by number: JSON has only text for names."""
+    try:
+        return {int(token_id): value for token_id, value in bias.items()}
+    except ValueError:
+        wrong = next(token_id for token_id in bias if not token_id.lstrip("-").isdecimal())
+        raise ApiError(400, f"logit_bias: {wrong!r} is no token id", param="logit_bias") from None
 
 
 def check_max_logprobs(name: str, value: int | None, config: ServerConfig) -> None:

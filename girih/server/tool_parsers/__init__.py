@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from girih import plugins
+from girih.grammar import WHITESPACE
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def call_schema(tools: Mapping[str, Mapping[str, Any]], arguments: str = "argume
         }
         for name, schema in tools.items()
     ]
-    return json.dumps({"anyOf": calls})
+    return json.dumps({"anyOf": calls, "x-guidance": {"whitespace_pattern": WHITESPACE}})
 
 
 def as_call(value: Any, arguments: str = "arguments") -> Call | None:
