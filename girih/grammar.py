@@ -24,7 +24,7 @@ _MAX_LEXER_STATES = 25_000
 """Half and a tenth of llguidance's own limits, with which one request may take half a gigabyte."""
 
 WHITESPACE = r" |\n[ \t]{0,32}"
-"""What may stand between the parts of a JSON value: a small model that may write any number of spaces never ends."""
+"""What may stand between the parts of a JSON value: with any number of spaces an output need never get any further."""
 
 _KINDS = ("json_schema", "regex", "choice", "lark")
 
