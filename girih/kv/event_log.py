@@ -21,6 +21,7 @@ import numpy as np
 from girih.kv.compiled import inner
 from girih.kv.events import KVEvents
 from girih.kv.index import IndexState
+from girih.kv.retention import Retention
 
 Int = int | np.integer
 
@@ -152,16 +153,17 @@ def tell_anew(log: EventLog) -> None:
     log.counts[IS_ANEW] = len(log.records) > 0
 
 
-def take_events(log: EventLog, index: IndexState) -> KVEvents:
+def take_events(log: EventLog, index: IndexState, retentions: tuple[Retention, ...]) -> KVEvents:
     """Return what has happened since the last call; nothing if the log is off.
 
     Args:
         log: the log.
         index: of the same manager.
+        retentions: of its groups.
     """
     is_anew, count = bool(log.counts[IS_ANEW]), int(log.counts[NUM_RECORDS])
     if not (is_anew or count):
-        return _nothing(log.token_ids.shape[1])
+        return _nothing(log.token_ids.shape[1], retentions)
     log.counts[:] = 0
     if is_anew:
         entries = index.slots[index.slots > 0]
@@ -183,6 +185,7 @@ def take_events(log: EventLog, index: IndexState) -> KVEvents:
     return KVEvents(
         is_cleared=is_anew,
         unit_tokens=log.token_ids.shape[1],
+        retentions=retentions,
         is_removed=is_removed,
         groups=groups.astype(np.int32),
         keys=keys,
@@ -194,8 +197,8 @@ def take_events(log: EventLog, index: IndexState) -> KVEvents:
 
 
 @cache
-def _nothing(unit: int) -> KVEvents:
+def _nothing(unit: int, retentions: tuple[Retention, ...]) -> KVEvents:
     # as after most steps of decodes
     numbers, keys = np.zeros(0, dtype=np.int32), np.zeros((0, 2), dtype=np.uint64)
     tokens, flags = np.zeros((0, unit), dtype=np.int32), np.zeros(0, dtype=bool)
-    return KVEvents(False, unit, flags, numbers, keys, keys, numbers, tokens, flags)
+    return KVEvents(False, unit, retentions, flags, numbers, keys, keys, numbers, tokens, flags)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from girih.kv.retention import Retention
+
 
 @dataclass(frozen=True)
 class KVEvents:
@@ -20,6 +22,7 @@ class KVEvents:
     Args:
         is_cleared: before all others: everything that was known is gone.
         unit_tokens: tokens of a unit.
+        retentions: what each group keeps; other ones after workers with another plan were started.
         is_removed: bool [n]; the unit is gone, else it has become findable.
         groups: int32 [n]; the group.
         keys: uint64 [n, 2]; of the unit: it stands for all tokens up to the unit's end.
@@ -31,6 +34,7 @@ class KVEvents:
 
     is_cleared: bool
     unit_tokens: int
+    retentions: tuple[Retention, ...]
     is_removed: np.ndarray
     groups: np.ndarray
     keys: np.ndarray

@@ -110,6 +110,7 @@ class KVCacheManager:
         self._roots = {"": self._state.log.open_root}
         self._peaks: dict[int, np.ndarray] = {}
         self._nobody = np.zeros(len(self.groups), dtype=np.int64)
+        self._retentions = tuple(group.retention for group in self.groups)
         self._compile()
 
     def _compile(self) -> None:
@@ -297,7 +298,7 @@ class KVCacheManager:
 
     def take_events(self) -> KVEvents:
         """Return what became findable and what is gone since the last call; nothing without `log_events`."""
-        return take_events(self._state.log, self._state.prefix_index)
+        return take_events(self._state.log, self._state.prefix_index, self._retentions)
 
     def check(self) -> None:
         """Raise AssertionError that names the broken invariant; slow, for tests and debug runs.

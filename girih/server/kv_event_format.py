@@ -20,14 +20,13 @@ keys every request has a salt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from girih.kv.config import KVCacheConfig, one_per_class
 from girih.kv.events import KVEvents
 
 MEDIUM = "GPU"
@@ -101,53 +100,35 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
     data_parallel_rank: int | None = None
 
 
-class EventWriter:
-    """Writes the events of one plan.
-
-    Args:
-        configs: the plans of all workers.
-    """
-
-    def __init__(self, configs: Sequence[KVCacheConfig]):
-        groups = [group for config in one_per_class(configs) for group in config.groups]
-        self._facts = [_fact(group.retention.to_json()) for group in groups]
-
-    def write(self, events: KVEvents) -> list[Event]:
-        """Return what is to be sent of events; nothing if all of them are private.
-
-        Args:
-            events: of an engine with this plan.
-        """
-        cleared: list[Event] = [AllBlocksCleared()] if events.is_cleared else []
-        return [*cleared, *self._changes(events)]
-
-    def _changes(self, events: KVEvents) -> Iterable[Event]:
-        order, starts = _chains(events)
-        hashes, parents = events.keys[order, 0].tolist(), events.parents[order, 0].tolist()
-        groups, depths, is_removed = events.groups[order], events.depths[order], events.is_removed[order]
-        token_ids = events.token_ids[order]
-        for start, end in pairwise([*starts, len(order)]):
-            group = int(groups[start])
-            if is_removed[start]:
-                yield BlockRemoved(hashes[start:end], MEDIUM, group)
-                continue
-            kind, window = self._facts[group]
-            yield BlockStored(
-                block_hashes=hashes[start:end],
-                parent_block_hash=parents[start] if depths[start] > 1 else None,
-                token_ids=token_ids[start:end].reshape(-1).tolist(),
-                block_size=events.unit_tokens,
-                lora_id=None,
-                medium=MEDIUM,
-                lora_name=None,
-                group_idx=group,
-                kv_cache_spec_kind=kind,
-                kv_cache_spec_sliding_window=window,
-            )
+def write_events(events: KVEvents) -> list[Event]:
+    """Return what is to be sent of an engine's events; nothing if all of them are private."""
+    cleared: list[Event] = [AllBlocksCleared()] if events.is_cleared else []
+    return [*cleared, *_changes(events)]
 
 
-def _fact(retention: dict[str, Any]) -> tuple[str, int | None]:
-    return _KINDS.get(retention["kind"], retention["kind"]), retention.get("window")
+def _changes(events: KVEvents) -> Iterable[Event]:
+    order, starts = _chains(events)
+    hashes, parents = events.keys[order, 0].tolist(), events.parents[order, 0].tolist()
+    groups, depths, is_removed = events.groups[order], events.depths[order], events.is_removed[order]
+    token_ids = events.token_ids[order]
+    for start, end in pairwise([*starts, len(order)]):
+        group = int(groups[start])
+        if is_removed[start]:
+            yield BlockRemoved(hashes[start:end], MEDIUM, group)
+            continue
+        kept = events.retentions[group].to_json()
+        yield BlockStored(
+            block_hashes=hashes[start:end],
+            parent_block_hash=parents[start] if depths[start] > 1 else None,
+            token_ids=token_ids[start:end].reshape(-1).tolist(),
+            block_size=events.unit_tokens,
+            lora_id=None,
+            medium=MEDIUM,
+            lora_name=None,
+            group_idx=group,
+            kv_cache_spec_kind=_KINDS.get(kept["kind"], kept["kind"]),
+            kv_cache_spec_sliding_window=kept.get("window"),
+        )
 
 
 def _chains(events: KVEvents) -> tuple[np.ndarray, list[int]]:

@@ -19,16 +19,14 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
 import zmq
 
 from girih.errors import ConfigError
-from girih.kv.config import KVCacheConfig
 from girih.kv.events import KVEvents
-from girih.server.kv_event_format import EventBatch, EventWriter
+from girih.server.kv_event_format import EventBatch, write_events
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +49,6 @@ class KVEventPublisher:
     """Sends events to whoever listens.
 
     Args:
-        configs: the plans of all workers.
         endpoint: where to publish: tcp://*:5557 lets other machines in, tcp://127.0.0.1:5557 does not; a port of 0
             takes a free one; a name or another machine's address, as in tcp://router:5557, connects to a router that
             listens there.
@@ -64,15 +61,8 @@ class KVEventPublisher:
     """
 
     def __init__(
-        self,
-        configs: Sequence[KVCacheConfig],
-        *,
-        endpoint: str,
-        replay_endpoint: str | None = None,
-        topic: str = "",
-        data_parallel_rank: int = 0,
+        self, *, endpoint: str, replay_endpoint: str | None = None, topic: str = "", data_parallel_rank: int = 0
     ):
-        self._writer = EventWriter(configs)
         self._topic, self._rank = topic.encode(), data_parallel_rank
         self._backlog = Backlog(MAX_WAITING)
         self._sent = SentBatches(REPLAY_BYTES)
@@ -153,7 +143,7 @@ class KVEventPublisher:
             self._woken.close()
 
     def _send(self, events: KVEvents) -> None:
-        written = self._writer.write(events)
+        written = write_events(events)
         if written:
             number = next(self._numbers).to_bytes(8, "big")
             batch = msgspec.msgpack.encode(EventBatch(time.time(), written, self._rank))

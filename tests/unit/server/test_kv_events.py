@@ -15,7 +15,7 @@ from girih.kv.specs.chunked_local import ChunkedLocalRetention
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.kv.specs.sliding_window import SlidingWindowRetention
 from girih.kv.specs.state import StateRetention
-from girih.server.kv_event_format import AllBlocksCleared, BlockRemoved, EventWriter
+from girih.server.kv_event_format import AllBlocksCleared, BlockRemoved, write_events
 from girih.server.kv_events import Backlog, KVEventPublisher, SentBatches, is_ours
 
 FULL, WINDOW, STATE = FullAttentionRetention(), SlidingWindowRetention(9), StateRetention()
@@ -102,12 +102,12 @@ class Router:
 
 @pytest.fixture
 def start():
-    """Make a publisher for a driver's plan, on free ports."""
+    """Make a publisher, on free ports."""
     publishers = []
 
-    def make(driver, **options):
+    def make(**options):
         free = {"endpoint": "tcp://127.0.0.1:0", "replay_endpoint": "tcp://127.0.0.1:0"}
-        publishers.append(KVEventPublisher(driver.configs, **{**free, **options}))
+        publishers.append(KVEventPublisher(**{**free, **options}))
         return publishers[-1]
 
     yield make
@@ -206,7 +206,7 @@ def assert_knows_what_can_be_found(router, driver, sequences):
 @pytest.mark.parametrize("groups", [[(FULL, 2)], [(FULL, 3), (WINDOW, 2)]], ids=["full", "window"])
 def test_a_router_that_reads_the_schema_knows_what_can_be_found(start, connect, groups):
     driver, sequences = make_driver(*groups), []
-    publisher = start(driver, topic="kv@pod@model", data_parallel_rank=3)
+    publisher = start(topic="kv@pod@model", data_parallel_rank=3)
     listener, router = subscribe(publisher, connect, driver, b"kv@"), Router()
     free, numbers = driver.free, []
     driver.free = lambda row: (sequences.append(list(driver.rows[row])), free(row))
@@ -224,7 +224,7 @@ def test_a_router_that_reads_the_schema_knows_what_can_be_found(start, connect, 
 
 def test_missed_batches_are_sent_again(start, connect):
     driver, router = make_driver((FULL, 2)), Router()
-    publisher = start(driver, topic="t")
+    publisher = start(topic="t")
     count = publish_work(publisher, driver)
     replay = connect(zmq.DEALER, publisher.replay_endpoint)
     batches = missed_once_sent(replay, 0, count)
@@ -240,7 +240,7 @@ def test_missed_batches_are_sent_again(start, connect):
 
 def test_a_request_that_makes_no_sense_ends_nothing(start, connect):
     driver = make_driver((FULL, 2))
-    publisher = start(driver)
+    publisher = start()
     replay = connect(zmq.DEALER, publisher.replay_endpoint)
     for parts in ([b""], [b"", b"short"], [b"x", bytes(8)], [b"", bytes(8), b"more"]):
         replay.send_multipart(parts)
@@ -251,11 +251,10 @@ def test_a_request_that_makes_no_sense_ends_nothing(start, connect):
 
 def test_a_chain_is_one_event_and_what_goes_together_is_one_too():
     driver = make_driver((FULL, 2), (WINDOW, 2))
-    writer = EventWriter(driver.configs)
-    assert writer.write(driver.manager.take_events()) == [AllBlocksCleared()]
+    assert write_events(driver.manager.take_events()) == [AllBlocksCleared()]
     driver.add(range(17))
     driver.step()
-    first, second = writer.write(driver.manager.take_events())
+    first, second = write_events(driver.manager.take_events())
     assert (first.group_idx, first.kv_cache_spec_kind, first.kv_cache_spec_sliding_window) == (
         0,
         "full_attention",
@@ -270,31 +269,33 @@ def test_a_chain_is_one_event_and_what_goes_together_is_one_too():
     assert (first.block_size, len(first.block_hashes), first.parent_block_hash) == (4, 4, None)
     driver.add([*range(16), 90, 91, 92, 93, 94])
     driver.step()
-    (more, _) = writer.write(driver.manager.take_events())
+    (more, _) = write_events(driver.manager.take_events())
     assert (more.token_ids, more.parent_block_hash) == ([90, 91, 92, 93], first.block_hashes[3])
     for row in list(driver.rows):
         driver.free(row)
     driver.manager.take_events()
     driver.run(range(200, 240), num_new=12)
-    removed = [event for event in writer.write(driver.manager.take_events()) if isinstance(event, BlockRemoved)]
+    removed = [event for event in write_events(driver.manager.take_events()) if isinstance(event, BlockRemoved)]
     assert sum(len(event.block_hashes) for event in removed) > len(removed) > 0
 
 
 def test_groups_of_every_kind_have_vllms_names():
     driver = make_driver((STATE, 1), (ChunkedLocalRetention(8), 2))
-    assert EventWriter(driver.configs)._facts == [("mamba", None), ("chunked_local_attention", None)]
+    driver.run(range(17))
+    stored = [event for event in write_events(driver.manager.take_events()) if not isinstance(event, AllBlocksCleared)]
+    kinds = {event.group_idx: (event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window) for event in stored}
+    assert kinds == {0: ("mamba", None), 1: ("chunked_local_attention", None)}
 
 
 def test_nothing_of_salted_requests_is_sent(start, connect):
     driver = make_driver((FULL, 2), num_slabs=6)
-    writer = EventWriter(driver.configs)
-    writer.write(driver.manager.take_events())
+    write_events(driver.manager.take_events())
     for i in range(5):
         driver.run(range(30 * i, 30 * i + 20), salt="a secret")
     assert driver.manager.stats().pages_evicted > 0
-    assert writer.write(driver.manager.take_events()) == []
+    assert write_events(driver.manager.take_events()) == []
     driver.run(range(8))
-    (stored,) = [event for event in writer.write(driver.manager.take_events()) if not isinstance(event, BlockRemoved)]
+    (stored,) = [event for event in write_events(driver.manager.take_events()) if not isinstance(event, BlockRemoved)]
     assert stored.token_ids == [*range(8)]
 
 
@@ -337,7 +338,7 @@ def test_a_router_that_listens_is_connected_to(start, connect):
     listener.subscribe(b"")
     port = listener.bind_to_random_port("tcp://127.0.0.1")
     driver = make_driver((FULL, 2))
-    publisher = start(driver, endpoint=f"tcp://localhost:{port}", replay_endpoint=None)
+    publisher = start(endpoint=f"tcp://localhost:{port}", replay_endpoint=None)
     hello = driver.manager.take_events()
     while not listener.poll(50):
         publisher.publish(hello)
@@ -348,21 +349,20 @@ def test_a_router_that_listens_is_connected_to(start, connect):
 @pytest.mark.parametrize("endpoint", ["tcp://*", "nonsense", "tcp://127.0.0.1:port"])
 def test_an_endpoint_that_cannot_be_used_is_named(start, endpoint):
     with pytest.raises(ConfigError, match=f"endpoint '{endpoint.replace('*', '.')}' for KV events"):
-        start(make_driver((FULL, 2)), endpoint=endpoint)
+        start(endpoint=endpoint)
 
 
 def test_a_port_that_is_taken_is_told_and_nothing_is_left_running(start):
-    driver = make_driver((FULL, 2))
-    taken = start(driver).endpoint
+    taken = start().endpoint
     before = threading.active_count()
     with pytest.raises(ConfigError, match="in use"):
-        start(driver, endpoint=taken)
+        start(endpoint=taken)
     assert threading.active_count() == before
 
 
 def test_the_end_comes_after_what_waits(start, connect):
     driver = make_driver((FULL, 2))
-    publisher = start(driver)
+    publisher = start()
     listener = subscribe(publisher, connect, driver)
     driver.run([LAST] * 8)
     publisher.publish(driver.manager.take_events())
