@@ -64,6 +64,11 @@ class Tokenizer:
     def _special_ids(self) -> frozenset[int]:
         return frozenset(i for i, token in self.backend.get_added_tokens_decoder().items() if token.special)
 
+    @cached_property
+    def max_token_characters(self) -> int:
+        """Return the length of the longest token, or a little more: bytes of it that are no text count each."""
+        return max(map(len, self.backend.get_vocab()))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turn text into token ids. Other threads run meanwhile.
 

@@ -89,6 +89,7 @@ class AsyncLLM:
         self.fail_all(self._dead)
         if hasattr(self, "_listener"):
             self._listener.cancel()
+            await asyncio.wait((self._listener,))  # it may be starting another engine
         if self._client is not None:
             client, self._client = self._client, None
             await client.stop()

@@ -79,16 +79,19 @@ class CoreClient:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C in the terminal is for the front end
             )
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self.send(SetUp(self._config))
-        match await self.receive():
-            case Ready() as ready:
-                return ready
-            case StartFailed(error):
-                await self.stop()
-                raise error.error()
-            case other:
-                raise AssertionError(f"the engine began with {other}")
+        try:
+            self._reader, self._writer = await asyncio.open_connection(sock=ours)
+            self.send(SetUp(self._config))
+            match await self.receive():
+                case Ready() as ready:
+                    return ready
+                case StartFailed(error):
+                    raise error.error()
+                case other:
+                    raise AssertionError(f"the engine began with {other}")
+        except BaseException:  # also where nobody waits for it any more
+            self._process.kill()
+            raise
 
     @property
     def pid(self) -> int:

@@ -1,7 +1,8 @@
-"""What happens to every request before a path sees it: its id, its API key, the size of its body; and its log line."""
+"""What happens to every request before a path sees it: its id, its API key, its body's type and size; its log line."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -24,7 +25,14 @@ OPEN_PATHS = frozenset({"/health", "/version", "/docs", "/openapi.json"})
 DASHBOARD_PATHS = frozenset({"/", "/metrics"})
 DASHBOARD_PREFIX = "/dashboard/"
 
-MAX_ID_CHARACTERS = 128
+MAX_LOGGED_CHARACTERS = 128
+"""Of what a client chooses."""
+
+MAX_BODIES = 128
+"""Bodies of the largest size that are held at once, or any number of smaller ones."""
+
+BODY_TIMEOUT_S = 60.0
+"""How long the next piece of a body may take."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,12 @@ def caller_of(request: Request) -> Caller:
     """Return who sent a request."""
     caller: Caller = request.scope["girih.caller"]
     return caller
+
+
+def note_user(request: Request, user: str | None) -> None:
+    """Write to the request's log line whom a client says that it is for; escaped, as it may hold anything."""
+    if user is not None:
+        request.scope["girih.user"] = ascii(user[:MAX_LOGGED_CHARACTERS])
 
 
 class Keys:
@@ -83,6 +97,7 @@ class Gate:
         self._app = app
         self._config = config
         self._keys = Keys(config.api_key)
+        self._bodies = _Bodies(config.max_body_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -101,9 +116,10 @@ class Gate:
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode("latin-1"))]
             await send(message)
 
-        body = _Body(receive, self._config.max_body_bytes)
+        body = _Body(receive, self._bodies)
         try:
             key_digest = self._check_key(scope["path"], headers)
+            _check_is_json(scope["method"], headers)
             body.check_length(headers)
             scope["girih.caller"] = Caller(request_id, key_digest)
             await self._app(scope, body.receive, send_with_id)
@@ -111,10 +127,12 @@ class Gate:
             if not status:
                 await error_response(error)(scope, receive, send_with_id)
         finally:
-            logger.info(
-                "%s %s %d", scope["method"], scope["path"], status,
-                extra={"request_id": request_id, "status": status, "seconds": time.perf_counter() - start_s},
-            )  # fmt: skip
+            body.release()
+            extra = {"request_id": request_id, "status": status, "seconds": time.perf_counter() - start_s}
+            if (user := scope.get("girih.user")) is not None:
+                extra["user"] = user
+            # the path as it was sent: decoded, it may hold what looks like other lines
+            logger.info("%s %s %d", scope["method"], scope["raw_path"].decode("latin-1"), status, extra=extra)
 
     def _check_key(self, path: str, headers: Mapping[str, str]) -> str | None:
         """Return the digest of the request's key, None if it has none and needs none.
@@ -136,9 +154,8 @@ class Gate:
 
 def _request_id(headers: Mapping[str, str]) -> str:
     given = headers.get("x-request-id", "")
-    return (
-        given if given.isascii() and given.isprintable() and 0 < len(given) <= MAX_ID_CHARACTERS else uuid.uuid4().hex
-    )
+    is_fit = given.isascii() and given.isprintable() and 0 < len(given) <= MAX_LOGGED_CHARACTERS
+    return given if is_fit else uuid.uuid4().hex
 
 
 def _given_key(authorization: str) -> str | None:
@@ -154,18 +171,43 @@ def _given_key(authorization: str) -> str | None:
     return None
 
 
+def _check_is_json(method: str, headers: Mapping[str, str]) -> None:
+    """Refuse a body that a foreign web page can send with a browser's password: JSON it cannot, without being asked.
+
+    Raises:
+        ApiError: 415.
+    """
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if method == "POST" and media_type != "application/json":
+        raise ApiError(415, f"the body's type is {media_type!r}; send JSON, with Content-Type: application/json")
+
+
+class _Bodies:
+    """What is held of the bodies of all requests.
+
+    Args:
+        max_bytes: of one.
+    """
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes = max_bytes
+        self.max_total_bytes = MAX_BODIES * max_bytes
+        self.total_bytes = 0
+
+
 class _Body:
-    """The body of a request, as far as it is allowed.
+    """The body of a request, as far as it is allowed. An error ends the connection: what is not read cannot be skipped.
 
     Args:
         receive: gives it.
-        max_bytes: limit.
+        bodies: what is held of this one and of others.
     """
 
-    def __init__(self, receive: Receive, max_bytes: int):
+    def __init__(self, receive: Receive, bodies: _Bodies):
         self._receive = receive
-        self._max_bytes = max_bytes
+        self._bodies = bodies
         self._num_bytes = 0
+        self._is_complete = False
 
     def check_length(self, headers: Mapping[str, str]) -> None:
         """Refuse a body that says it is too large, before it is read.
@@ -174,16 +216,34 @@ class _Body:
             ApiError: 413.
         """
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self._max_bytes:
+        if length.isdecimal() and int(length) > self._bodies.max_bytes:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """Return the next message; refuse a body when more comes than is allowed."""
-        message = await self._receive()
-        self._num_bytes += len(message.get("body", b""))
-        if self._num_bytes > self._max_bytes:
+        """Return the next message; refuse a body when more comes than is allowed, or nothing for too long."""
+        try:
+            async with asyncio.timeout(None if self._is_complete else BODY_TIMEOUT_S):
+                message = await self._receive()
+        except TimeoutError:
+            raise _last_words(408, f"nothing of the body has come for {BODY_TIMEOUT_S:.0f} s") from None
+        num_bytes = len(message.get("body", b""))
+        self._num_bytes += num_bytes
+        self._bodies.total_bytes += num_bytes
+        self._is_complete = not message.get("more_body", False)
+        if self._num_bytes > self._bodies.max_bytes:
             raise self._too_large()
+        if self._bodies.total_bytes > self._bodies.max_total_bytes:
+            raise _last_words(429, "too many large bodies at once; come back later", {"Retry-After": "1"})
         return message
 
+    def release(self) -> None:
+        """Note that nobody holds it any more."""
+        self._bodies.total_bytes -= self._num_bytes
+        self._num_bytes = 0
+
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"the body is larger than {self._max_bytes} bytes (--max-body-bytes)")
+        return _last_words(413, f"the body is larger than {self._bodies.max_bytes} bytes (--max-body-bytes)")
+
+
+def _last_words(status: int, message: str, headers: Mapping[str, str] | None = None) -> ApiError:
+    return ApiError(status, message, headers={**(headers or {}), "Connection": "close"})

@@ -24,7 +24,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (400, "The request cannot be served as it is"),
         (401, "An API key is needed"),
         (404, "There is no such model"),
+        (408, "The body took too long"),
         (413, "The body is too large"),
+        (415, "The body is not JSON"),
         (429, "Too many requests wait"),
         (503, "There is no engine now"),
     )
@@ -37,7 +39,9 @@ def make_app(serving: Serving) -> ASGIApp:
     Args:
         serving: the server.
     """
-    app = FastAPI(title="Girih", version=girih.__version__, description=DESCRIPTION, redoc_url=None)
+    app = FastAPI(
+        title="Girih", version=girih.__version__, description=DESCRIPTION, redoc_url=None, redirect_slashes=False
+    )
     app.state.serving = serving
     for name in plugins.available("girih.server.routes"):
         router = plugins.load("girih.server.routes", name, what="paths").router

@@ -14,8 +14,8 @@ from girih.errors import ConfigError, EngineDiedError, ExecutorError, GirihError
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class ApiError(Exception):
-    """An answer that is an error.
+class ApiError(HTTPException):
+    """An answer that is an error; of a kind that FastAPI lets through, also while it reads a body.
 
     Args:
         status: the HTTP status.
@@ -34,20 +34,21 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ):
-        super().__init__(message)
+        super().__init__(status, message, headers)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
-        self.headers = headers or {}
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """Return the JSON of an error, as OpenAI's."""
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     # a message may quote half a surrogate pair of the request, which no answer can hold
-    message = message.encode(errors="replace").decode()
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    whole = {
+        name: text and text.encode(errors="replace").decode() for name, text in (("message", message), ("param", param))
+    }
+    return {"error": {**whole, "type": kind, "code": code}}
 
 
 def error_response(error: ApiError) -> Response:
@@ -99,6 +100,8 @@ async def _on_invalid_body(_request: Request, error: Exception) -> Response:
     name = ".".join(path)
     if unknown:
         message = f"{name}: Girih does not support this field; leave it out"
+    elif first["loc"] == ("body",):
+        message = "the body must be a JSON object"
     elif first["type"] == "json_invalid":
         message = f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}"
     else:

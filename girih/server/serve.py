@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from girih.engine.async_llm import AsyncLLM
 from girih.errors import ConfigError
 from girih.server.app import make_app
 from girih.server.config import ServerConfig
+from girih.server.connection import Connection
 from girih.server.metrics import Metrics
 from girih.server.serving import Serving
 
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 EXIT_ENGINE_DIED = 1
 EXIT_ABORTED = 3
 BACKLOG = 2048
+MAX_OPEN_FILES = 1 << 16
 
 
 def serve(engine_config: EngineConfig, config: ServerConfig, model_name: str) -> int:
@@ -42,6 +45,7 @@ def serve(engine_config: EngineConfig, config: ServerConfig, model_name: str) ->
     """
     import uvloop
 
+    _allow_open_files()
     return uvloop.run(_serve(engine_config, config, model_name))
 
 
@@ -56,6 +60,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, model_name: 
             if server.should_exit:
                 return EXIT_ABORTED
             host, port = listener.getsockname()[:2]
+            _start_listening(listener, config)
             _announce(engine, names[0], host, port)
             return await server.run(listener, metrics)
         finally:
@@ -73,6 +78,14 @@ async def _start_unless_told_to_end(engine: AsyncLLM, server: Server) -> None:
         start.cancel()
 
 
+def _allow_open_files() -> None:
+    """Take as many as the system gives: what most shells start with is less than the clients that may wait."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 @contextlib.contextmanager
 def listen(config: ServerConfig) -> Iterator[socket.socket]:
     """Take the port.
@@ -86,11 +99,25 @@ def listen(config: ServerConfig) -> Iterator[socket.socket]:
         try:
             listener.bind((config.host, config.port))
         except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"cannot listen on {config.host} port {config.port}: {error}; choose another --host or --port"
-            ) from error
+            raise _cannot_listen(config, error) from error
         listener.setblocking(False)
         yield listener
+
+
+def _start_listening(listener: socket.socket, config: ServerConfig) -> None:
+    """Let clients connect, now that they can be answered.
+
+    Raises:
+        ConfigError: a server that was started at the same time was faster.
+    """
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise _cannot_listen(config, error) from error
+
+
+def _cannot_listen(config: ServerConfig, error: Exception) -> ConfigError:
+    return ConfigError(f"cannot listen on {config.host} port {config.port}: {error}; choose another --host or --port")
 
 
 class Server(uvicorn.Server):
@@ -106,6 +133,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,  # type: ignore[arg-type]
+                http=Connection,
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="off",

@@ -14,11 +14,12 @@ from fastapi import Request
 from girih.engine.async_llm import AsyncLLM
 from girih.engine.input_processing import TokenizedPrompt, check_grammar, tokenize
 from girih.request import SamplingParams, output_room
-from girih.server.access import Caller, caller_of
+from girih.server.access import Caller, caller_of, note_user
 from girih.server.config import ServerConfig
 from girih.server.errors import ApiError
 from girih.server.metrics import Metrics
 from girih.server.replies.job import Job
+from girih.server.schema.common import SamplingBody
 
 SHORT_TEXT = 4096
 """Characters that are tokenized at once; more of them in a thread, so that other requests go on meanwhile."""
@@ -112,11 +113,28 @@ class Serving:
         tokenizer, vocab_size = self.engine.tokenizer, self.engine.vocab_size
 
         def work() -> list[TokenizedPrompt]:
+            self._check_characters(prompts)
             return [
                 tokenize(prompt, tokenizer, vocab_size, add_special_tokens=add_special_tokens) for prompt in prompts
             ]
 
         return await in_thread_if(sum(map(len, prompts)) > SHORT_TEXT, work)
+
+    def _check_characters(self, prompts: Sequence[str | list[int]]) -> None:
+        """Refuse a text that is too long whatever its tokens are: to tokenize it would take seconds and gigabytes.
+
+        Raises:
+            ApiError: 400.
+        """
+        most = max(SHORT_TEXT, self.engine.max_model_len * self.engine.tokenizer.max_token_characters)
+        for prompt in prompts:
+            if len(prompt) > most:
+                raise ApiError(
+                    400,
+                    f"a prompt of {len(prompt)} characters is longer than the longest request that can be served, "
+                    f"{self.engine.max_model_len} tokens",
+                    code="context_length_exceeded",
+                )
 
     async def render_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> TokenizedPrompt:
         """Write a conversation as a prompt.
@@ -128,6 +146,7 @@ class Serving:
 
         def work() -> TokenizedPrompt:
             text = tokenizer.apply_chat_template(messages, **variables)
+            self._check_characters([text])
             return tokenize(text, tokenizer, vocab_size, add_special_tokens=False)
 
         length = sum(len(str(message.get("content", ""))) for message in messages)
@@ -147,9 +166,7 @@ class Serving:
         prefix: str,
         prompts: Sequence[TokenizedPrompt],
         params: SamplingParams,
-        *,
-        priority: int,
-        cache_salt: str,
+        body: SamplingBody,
     ) -> Job:
         """Give the prompts of a request to the engine.
 
@@ -158,17 +175,17 @@ class Serving:
             prefix: of the answer's id.
             prompts: at least one.
             params: how to sample.
-            priority: see `AsyncLLM.submit`.
-            cache_salt: the client's; callers with another API key share nothing, whatever theirs is.
+            body: its priority, its salt (callers with another API key share nothing, whatever theirs is), its user.
 
         Raises:
             GirihError: one cannot be served; none is.
             ApiError: too many wait.
         """
-        caller = caller_of(request)
+        note_user(request, body.user)
         self.check_room(len(prompts) * params.n)
         job = Job(self.engine, request, f"{prefix}-{uuid.uuid4().hex}")
-        job.submit(prompts, params, priority=priority, cache_salt=salt_of(caller, cache_salt))
+        salt = salt_of(caller_of(request), body.cache_salt)
+        job.submit(prompts, params, priority=body.priority, cache_salt=salt)
         return job
 
 

@@ -28,7 +28,7 @@ async def create_chat_completion(
     await serving.check_grammar(params)
     prompt = await serving.render_chat(body.template_messages(), tools=tools.shown, variables=body.chat_template_kwargs)
     serving.check_length([prompt], params.max_tokens)
-    job = serving.begin(request, "chatcmpl", [prompt], params, priority=body.priority, cache_salt=body.cache_salt)
+    job = serving.begin(request, "chatcmpl", [prompt], params, body)
     reply = ChatReply(
         job,
         model=model,

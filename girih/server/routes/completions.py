@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 
+from girih.engine.input_processing import TokenizedPrompt
 from girih.server.replies.completion import CompletionReply, Echo
 from girih.server.replies.sse import stream_of
 from girih.server.schema.completions import CompletionBody
@@ -26,21 +27,14 @@ async def create_completion(
     await serving.check_grammar(params)
     prompts = await serving.tokenize(body.prompts(serving.config), add_special_tokens=True)
     serving.check_length(prompts, params.max_tokens)
-    job = serving.begin(request, "cmpl", prompts, params, priority=body.priority, cache_salt=body.cache_salt)
-    tokenizer = serving.engine.tokenizer
-    echoes = [
-        Echo(
-            tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text,
-            tokenizer.token_to_text(prompt.token_ids[0]),
-        )
-        for prompt in prompts
-    ]
+    echoes = [_echo(prompt, serving) for prompt in prompts] if body.echo else None
+    job = serving.begin(request, "cmpl", prompts, params, body)
     reply = CompletionReply(
         job,
         model=model,
         created_s=int(time.time()),
         num_choices=params.n,
-        echoes=echoes if body.echo else None,
+        echoes=echoes,
         shows_output=body.shows_output,
     )
     if body.stream:
@@ -50,3 +44,9 @@ async def create_completion(
     finally:
         job.abort()
     return JSONResponse(answer)
+
+
+def _echo(prompt: TokenizedPrompt, serving: Serving) -> Echo:
+    tokenizer = serving.engine.tokenizer
+    text = tokenizer.decode(prompt.token_ids) if prompt.text is None else prompt.text
+    return Echo(text, tokenizer.token_to_text(prompt.token_ids[0]))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from girih.grammar import Grammar
 from girih.request import SamplingParams
 from girih.server.config import ServerConfig
 from girih.server.errors import ApiError
-from girih.server.schema.common import Body, Flag, SamplingBody, Text, Whole, check_max_logprobs, make_params
+from girih.server.schema.common import Body, First, Flag, SamplingBody, Text, Whole, check_max_logprobs, make_params
 
 
 class TextPart(Body):
@@ -37,16 +37,14 @@ class ToolCall(Body):
     function: FunctionCall
 
 
-class Message(BaseModel):
+class Message(Body):
     """One message of a conversation."""
 
-    model_config = ConfigDict(extra="forbid")
-
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], First()] | None = None
     name: Text | None = None
     refusal: Text | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], First()] | None = None
     tool_call_id: Text | None = None
 
     def for_template(self) -> dict[str, Any]:
@@ -124,12 +122,14 @@ class ChatBody(SamplingBody):
         "functions": ([],),
     }
 
-    messages: list[Message]
+    messages: Annotated[list[Message], First()]
     max_tokens: Whole | None = Field(None, description="Of output; left out, up to the longest request.")
     max_completion_tokens: Whole | None = Field(None, description="The same; OpenAI's newer name.")
     logprobs: Flag = Field(False, description="Report log probabilities of the output.")
     top_logprobs: Whole | None = Field(None, description="With so many most likely tokens per position.")
-    tools: list[Tool] | None = Field(None, description="Functions the model may call, if its template knows tools.")
+    tools: Annotated[list[Tool], First()] | None = Field(
+        None, description="Functions the model may call, if its template knows tools."
+    )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Flag = True
     chat_template_kwargs: dict[str, Any] = Field(

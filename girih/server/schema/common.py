@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from annotated_types import MaxLen
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from girih.grammar import Grammar
 from girih.request import SamplingParams
@@ -18,9 +19,23 @@ Number = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True)]
 
+MAX_STOPS = 64
+MAX_STOP_TOKEN_IDS = 1024
+MAX_BIASES = 1024
+
+
+class First(FailFast):
+    """Of a list: look no further than the first item that is wrong."""
+
+    __hash__ = object.__hash__  # parts of a union need one
+
 
 class Body(BaseModel):
-    """A JSON object without unknown fields; null is as good as left out."""
+    """A JSON object without unknown fields; null is as good as left out.
+
+    Of many things that are wrong only the first is looked for, also in lists (`First`): to describe them all takes
+    a thousand times the memory of the body.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -32,11 +47,14 @@ class Body(BaseModel):
     def _leave_out_what_asks_for_nothing(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        return {
+        given = {
             name: value
             for name, value in data.items()
             if value is not None and not any(value is v or value == v for v in cls.NEUTRAL.get(name, ()))
         }
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((name for name in given if name not in known), None)
+        return given if unknown is None else {unknown: given[unknown]}
 
 
 class StreamOptions(Body):
@@ -86,13 +104,17 @@ class SamplingBody(Body):
     n: Whole | None = Field(None, description="Completions of each prompt.")
     temperature: Number | None = Field(None, description="0 is greedy; left out, 1.")
     top_p: Number | None = None
-    stop: Text | list[Text] | None = Field(None, description="Strings that end the output; not part of it.")
+    stop: Text | Annotated[list[Text], First(), MaxLen(MAX_STOPS)] | None = Field(
+        None, description="Strings that end the output; not part of it."
+    )
     stream: Flag = False
     stream_options: StreamOptions | None = None
     seed: Whole | None = Field(None, description="Same seed, same tokens.")
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
-    logit_bias: dict[str, Number] | None = Field(None, description="Token id -> what is added to its logit.")
+    logit_bias: dict[str, Number] | None = Field(
+        None, max_length=MAX_BIASES, description="Token id -> what is added to its logit."
+    )
     response_format: ResponseFormat | None = None
     user: Text | None = Field(None, description="Written to the log, nothing else.")
 
@@ -100,7 +122,9 @@ class SamplingBody(Body):
     min_p: Number | None = Field(None, description="Beyond OpenAI's: drop tokens below this share of the likeliest.")
     repetition_penalty: Number | None = Field(None, description="Beyond OpenAI's.")
     min_tokens: Whole | None = Field(None, description="Beyond OpenAI's: no end before so many tokens.")
-    stop_token_ids: list[Whole] | None = Field(None, description="Beyond OpenAI's.")
+    stop_token_ids: Annotated[list[Whole], First()] | None = Field(
+        None, max_length=MAX_STOP_TOKEN_IDS, description="Beyond OpenAI's."
+    )
     ignore_eos: Flag = Field(False, description="Beyond OpenAI's: go on after the end-of-sequence token.")
     cache_salt: Text = Field("", description="Beyond OpenAI's: share cached prefixes only with this salt.")
     priority: Whole = Field(0, description="Beyond OpenAI's: smaller is more important (--scheduling-policy priority).")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from girih.server.schema.chat import Message
-from girih.server.schema.common import Body, Flag, Text, Whole
+from girih.server.schema.common import Body, First, Flag, Text, Whole
 
 
 class TokenizeBody(Body):
@@ -13,7 +15,9 @@ class TokenizeBody(Body):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: list[Message] | None = Field(None, description="Instead of prompt: as /v1/chat/completions.")
+    messages: Annotated[list[Message], First()] | None = Field(
+        None, description="Instead of prompt: as /v1/chat/completions."
+    )
     add_special_tokens: Flag = Field(True, description="Put what the model expects in front of a prompt.")
     add_generation_prompt: Flag = Field(True, description="End messages with the start of the assistant's turn.")
     return_token_strs: Flag = False
@@ -23,4 +27,4 @@ class DetokenizeBody(Body):
     """Turn token ids into text."""
 
     model: Text | None = None
-    tokens: list[Whole]
+    tokens: Annotated[list[Whole], First()]
