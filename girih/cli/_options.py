@@ -103,6 +103,8 @@ _WRITTEN = {
     "shutdown_timeout_s": _Written("--shutdown-timeout", float, float),
     "served_model_name": _Written("--served-model-name", list[str], tuple),
     "api_key": _Written("--api-key", list[str], tuple, "GIRIH_API_KEY"),
+    "kv_events_endpoint": _Written("--kv-events-endpoint", Optional[str], str),  # noqa: UP045
+    "kv_events_replay_endpoint": _Written("--kv-events-replay-endpoint", Optional[str], str),  # noqa: UP045
     "otlp_endpoint": _Written("--otlp-endpoint", Optional[str], str),  # noqa: UP045
     "pipeline_split": _Written("--pipeline-split", Optional[str], parse_split),  # noqa: UP045
     "stop": _Written("--stop", list[str], tuple),

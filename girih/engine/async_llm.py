@@ -15,7 +15,7 @@ import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from girih.engine.live_request import LiveRequest
 from girih.engine.output_processing import OutputProcessor
 from girih.engine.timings import Timings
 from girih.errors import EngineDiedError, GirihError
+from girih.kv.events import KVEvents
 from girih.request import SamplingParams, output_room
 from girih.sched.updates import RequestUpdate, StepUpdate
 
@@ -69,6 +70,8 @@ class AsyncLLM:
         self._progress_s = time.monotonic()
         self._timings = Timings()
         self._ended = asyncio.Event()
+        self.on_kv_events: Callable[[KVEvents], None] | None = None
+        """Told, with the option `kv_events`, what became of cached prefixes in every step."""
 
     # ---- its life
 
@@ -256,8 +259,10 @@ class AsyncLLM:
 
     def _take_in(self, message: FromCore) -> None:
         match message:
-            case StepDone(updates, died):
+            case StepDone(updates, died, kv_events):
                 self._progress_s = time.monotonic()
+                if kv_events is not None and self.on_kv_events is not None:
+                    self.on_kv_events(kv_events)
                 for update in updates:
                     self._apply(update if died is None else _without_failures(update))
             case Refused(request_id, error):

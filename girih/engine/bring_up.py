@@ -72,12 +72,13 @@ def _bring_up(
     return configs
 
 
-def make_manager(config: EngineConfig, kv_cache_configs: Sequence[KVCacheConfig]) -> KVCacheManager:
-    """Return the run time of the plans of all workers."""
+def make_manager(config: EngineConfig, kv_cache_configs: Sequence[KVCacheConfig], secret: bytes) -> KVCacheManager:
+    """Return the run time of the plans of all workers; the secret is the prefix hash's."""
     return KVCacheManager(
         kv_cache_configs,
         max_num_seqs=config.max_num_seqs,
         enable_prefix_caching=config.enable_prefix_caching,
+        secret=secret,
         log_events=config.kv_events,
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -28,6 +29,7 @@ from girih.engine.report import EngineStats, StartupReport
 from girih.errors import ExecutorError, GirihError
 from girih.executor._base import Executor
 from girih.kv.events import KVEvents
+from girih.kv.hashing import SECRET_BYTES
 from girih.kv.manager import KVCacheManager
 from girih.messages import StepInput, StepOutput
 from girih.request import SamplingParams
@@ -60,6 +62,8 @@ class EngineCore:
             self.vocab_size: int = arch.parse_config(self.model_config).vocab_size
             self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self.config = dataclasses.replace(config, model=str(self.model_directory))
+        self.prefix_secret = os.urandom(SECRET_BYTES)
+        """Of the hashes of cached prefixes."""
         self._request_ids = map(str, itertools.count())
         self._num_steps = self._num_restarts = 0
         self._in_flight: deque[tuple[StepInput, Future[StepOutput]]] = deque()  # in the order of the workers
@@ -220,7 +224,7 @@ class EngineCore:
     def _start_workers(self, report: StartupReport) -> KVCacheManager:
         self.kv_cache_configs = bring_up(self.config, self.model_config, self.model_limit, self.executor, report)
         with report.phase("make cache manager"):
-            manager = make_manager(self.config, self.kv_cache_configs)
+            manager = make_manager(self.config, self.kv_cache_configs, self.prefix_secret)
             self._pool_memory = PoolMemory(self.kv_cache_configs, manager, self.executor)
         return manager
 

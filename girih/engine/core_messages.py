@@ -17,6 +17,7 @@ from girih.config import EngineConfig
 from girih.engine.report import StartupReport
 from girih.executor._frames import SentError
 from girih.kv.config import KVCacheConfig
+from girih.kv.events import KVEvents
 from girih.request import SamplingParams
 from girih.sched.updates import StepUpdate
 
@@ -93,11 +94,13 @@ class Ready:
         max_model_len: the longest request in tokens, prompt and output.
         startup_report: how long each phase took.
         kv_cache_configs: the plan of every worker, by rank.
+        prefix_secret: 16 bytes that key the hashes of cached prefixes; with them a router finds a prompt in KV events.
     """
 
     max_model_len: int
     startup_report: StartupReport
     kv_cache_configs: list[KVCacheConfig]
+    prefix_secret: bytes
 
 
 @dataclass(frozen=True)
@@ -118,10 +121,12 @@ class StepDone:
     Args:
         updates: what became known.
         died: why there will be no more steps, and the process ends; None while it goes on.
+        kv_events: what became of cached prefixes, with the option `kv_events`; None for nothing.
     """
 
     updates: list[StepUpdate]
     died: str | None = None
+    kv_events: KVEvents | None = None
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def _serve(config: EngineConfig, line: Line) -> int:
     except GirihError as error:
         line.send(StartFailed(SentError(error)))
         return EXIT_DIED
-    line.send(Ready(core.max_model_len, core.startup_report, core.kv_cache_configs))
+    line.send(Ready(core.max_model_len, core.startup_report, core.kv_cache_configs, core.prefix_secret))
     try:
         return _step_until_stopped(core, line)
     finally:
@@ -136,7 +136,7 @@ def _step_until_stopped(core: EngineCore, line: Line) -> int:
             pass
         if core.has_unfinished():
             updates = core.step()
-            line.send(StepDone(updates, core.death))
+            line.send(StepDone(updates, core.death, core.take_kv_events() if core.config.kv_events else None))
         if core.death is not None:
             return EXIT_DIED
 

@@ -28,6 +28,9 @@ class ServerConfig:
         max_prompts: the most prompts of one request.
         max_logprobs: the most likely tokens that a request may ask for per position.
         log_format: of the server's log lines: "text" or "json".
+        kv_events_endpoint: where to publish what becomes of cached prefixes, such as tcp://*:5557; for routers.
+        kv_events_replay_endpoint: where routers can ask for events that they missed, such as tcp://*:5558.
+        kv_events_topic: of these events, which subscribers choose.
         otlp_endpoint: URL that OpenTelemetry traces are sent to, such as http://localhost:4318/v1/traces.
     """
 
@@ -45,6 +48,9 @@ class ServerConfig:
     max_prompts: int = 256
     max_logprobs: int = 20
     log_format: str = "text"
+    kv_events_endpoint: str | None = None
+    kv_events_replay_endpoint: str | None = None
+    kv_events_topic: str = ""
     otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
@@ -62,5 +68,7 @@ class ServerConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be at least 0")
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"log_format={self.log_format!r} is not known; choose text or json")
+        if self.kv_events_replay_endpoint and not self.kv_events_endpoint:
+            raise ConfigError("--kv-events-replay-endpoint is of use only with --kv-events-endpoint")
         if not all(self.api_key) or not all(key.isascii() and key.isprintable() for key in self.api_key):
             raise ConfigError("an API key must be printable ASCII text and not empty")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import importlib.util
 import logging
 import resource
 import signal
@@ -20,6 +22,7 @@ from girih.server.config import ServerConfig
 from girih.server.connection import Connection
 from girih.server.metrics import Metrics
 from girih.server.serving import Serving
+from girih.server.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -50,11 +53,13 @@ def serve(engine_config: EngineConfig, config: ServerConfig, model_name: str) ->
 
 
 async def _serve(engine_config: EngineConfig, config: ServerConfig, model_name: str) -> int:
-    with listen(config) as listener:  # before a model is loaded: a port that is taken is told at once
-        engine = AsyncLLM(engine_config, restart=config.restart_engine)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(config))  # before a model is loaded: a port that is taken is told at once
+        engine = AsyncLLM(with_kv_events(engine_config, config), restart=config.restart_engine)
         names = config.served_model_name or (model_name,)
-        metrics = Metrics(engine, names[0])
-        server = Server(make_app(Serving(engine, config, names, metrics)), config, engine)
+        _publish_kv_events(engine, config, stack)
+        metrics, tracer = Metrics(engine, names[0]), _make_tracer(config, names[0], stack)
+        server = Server(make_app(Serving(engine, config, names, metrics, tracer)), config, engine)
         try:
             await _start_unless_told_to_end(engine, server)
             if server.should_exit:
@@ -65,6 +70,36 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, model_name: 
             return await server.run(listener, metrics)
         finally:
             await engine.shutdown()
+
+
+def with_kv_events(engine_config: EngineConfig, config: ServerConfig) -> EngineConfig:
+    """Return the engine's options for a server that publishes KV events, or does not."""
+    return dataclasses.replace(engine_config, kv_events=engine_config.kv_events or bool(config.kv_events_endpoint))
+
+
+def _publish_kv_events(engine: AsyncLLM, config: ServerConfig, stack: contextlib.ExitStack) -> None:
+    """Let KV events go where they are wanted; one publisher outlives the engines, so that its numbers go on."""
+    if config.kv_events_endpoint is None:
+        return
+    if importlib.util.find_spec("zmq") is None:
+        raise ConfigError("--kv-events-endpoint needs ZeroMQ: pip install 'girih[events]'")
+    from girih.server.kv_events import KVEventPublisher
+
+    publisher = KVEventPublisher(
+        endpoint=config.kv_events_endpoint,
+        replay_endpoint=config.kv_events_replay_endpoint,
+        topic=config.kv_events_topic,
+    )
+    stack.callback(publisher.close)
+    engine.on_kv_events = publisher.publish
+
+
+def _make_tracer(config: ServerConfig, model_name: str, stack: contextlib.ExitStack) -> Tracer | None:
+    if config.otlp_endpoint is None:
+        return None
+    tracer = Tracer(config.otlp_endpoint, model_name)
+    stack.callback(tracer.close)
+    return tracer
 
 
 async def _start_unless_told_to_end(engine: AsyncLLM, server: Server) -> None:

@@ -20,11 +20,15 @@ from girih.server.errors import ApiError
 from girih.server.metrics import Metrics
 from girih.server.replies.job import Job
 from girih.server.schema.common import SamplingBody
+from girih.server.tracing import Tracer
 
 SHORT_TEXT = 4096
 """Characters that are tokenized at once; more of them in a thread, so that other requests go on meanwhile."""
 
 RETRY_AFTER_S = 1
+
+CHAT, COMPLETION = "chatcmpl", "cmpl"
+"""With what ids of answers begin."""
 
 
 @dataclass
@@ -36,12 +40,14 @@ class Serving:
         config: the server's options.
         model_names: what requests may call the model; the first is the one shown.
         metrics: counts what happens.
+        tracer: records requests, if anybody wants to know.
     """
 
     engine: AsyncLLM
     config: ServerConfig
     model_names: tuple[str, ...]
     metrics: Metrics
+    tracer: Tracer | None = None
     started_s: int = field(default_factory=lambda: int(time.time()))
 
     @staticmethod
@@ -172,7 +178,7 @@ class Serving:
 
         Args:
             request: from the client.
-            prefix: of the answer's id.
+            prefix: of the answer's id, `CHAT` or `COMPLETION`.
             prompts: at least one.
             params: how to sample.
             body: its priority, its salt (callers with another API key share nothing, whatever theirs is), its user.
@@ -183,10 +189,15 @@ class Serving:
         """
         note_user(request, body.user)
         self.check_room(len(prompts) * params.n)
-        job = Job(self.engine, request, f"{prefix}-{uuid.uuid4().hex}")
+        job = Job(self.engine, request, f"{prefix}-{uuid.uuid4().hex}", lambda job: self._record(request, job))
         salt = salt_of(caller_of(request), body.cache_salt)
         job.submit(prompts, params, priority=body.priority, cache_salt=salt)
         return job
+
+    def _record(self, request: Request, job: Job) -> None:
+        if self.tracer is not None:
+            operation = "chat" if job.request_id.startswith(CHAT) else "text_completion"
+            self.tracer.record(operation, job.request_id, job.lives, request.headers)
 
 
 def salt_of(caller: Caller, cache_salt: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -27,15 +27,17 @@ class Job:
         engine: takes them.
         request: its connection is watched: when the client goes, everything is aborted.
         request_id: of the answer.
+        on_end: called once, when it has ended.
     """
 
-    def __init__(self, engine: AsyncLLM, request: Request, request_id: str):
+    def __init__(self, engine: AsyncLLM, request: Request, request_id: str, on_end: Callable[[Job], None]):
         self.request_id = request_id
         self.lives: list[LiveRequest] = []
         self._engine = engine
         self._request = request
         self._news = asyncio.Event()
-        self._is_gone = False
+        self._is_gone = self._has_ended = False
+        self._on_end = on_end
 
     def submit(self, prompts: Sequence[TokenizedPrompt], params: SamplingParams, **options: Any) -> None:
         """Queue all prompts, or none.
@@ -53,7 +55,7 @@ class Job:
                 live = self._engine.submit(prompt, params, request_id=self.request_id, news=self._news, **options)
                 self.lives.append(live)
         except GirihError:
-            self.abort()
+            self.end()
             raise
         self._watcher = asyncio.create_task(self._watch())
 
@@ -104,12 +106,16 @@ class Job:
         for live in self.lives:
             live.is_shown = True
 
-    def abort(self) -> None:
-        """End what still runs and stop watching; after the answer this does nothing more than that."""
+    def end(self) -> None:
+        """End what still runs and stop watching. A second call does nothing."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         for live in self.lives:
             self._engine.abort(live)
         if hasattr(self, "_watcher"):
             self._watcher.cancel()
+            self._on_end(self)
 
     async def _watch(self) -> None:
         """Wait for the end of the connection: the body was read, so nothing else comes."""

@@ -56,7 +56,7 @@ class EventStream(Response):
         except ClientGoneError:
             pass  # uvicorn has noticed too
         finally:
-            self._job.abort()
+            self._job.end()
 
 
 async def _write(send: Send, body: bytes) -> None:
@@ -77,5 +77,5 @@ async def stream_of(job: Job, events: AsyncIterator[bytes]) -> EventStream:
     try:
         return EventStream(job, await anext(events), events)
     except BaseException:
-        job.abort()
+        job.end()
         raise

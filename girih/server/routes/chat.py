@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from girih.server.replies.chat import ChatReply
 from girih.server.replies.sse import stream_of
 from girih.server.schema.chat import ChatBody
-from girih.server.serving import Serving
+from girih.server.serving import CHAT, Serving
 from girih.server.tools import tool_use
 
 router = APIRouter()
@@ -28,7 +28,7 @@ async def create_chat_completion(
     await serving.check_grammar(params)
     prompt = await serving.render_chat(body.template_messages(), tools=tools.shown, variables=body.chat_template_kwargs)
     serving.check_length([prompt], params.max_tokens)
-    job = serving.begin(request, "chatcmpl", [prompt], params, body)
+    job = serving.begin(request, CHAT, [prompt], params, body)
     reply = ChatReply(
         job,
         model=model,
@@ -42,5 +42,5 @@ async def create_chat_completion(
     try:
         answer = reply.whole(await job.finished())
     finally:
-        job.abort()
+        job.end()
     return JSONResponse(answer)

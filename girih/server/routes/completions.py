@@ -12,7 +12,7 @@ from girih.engine.input_processing import TokenizedPrompt
 from girih.server.replies.completion import CompletionReply, Echo
 from girih.server.replies.sse import stream_of
 from girih.server.schema.completions import CompletionBody
-from girih.server.serving import Serving
+from girih.server.serving import COMPLETION, Serving
 
 router = APIRouter()
 
@@ -28,7 +28,7 @@ async def create_completion(
     prompts = await serving.tokenize(body.prompts(serving.config), add_special_tokens=True)
     serving.check_length(prompts, params.max_tokens)
     echoes = [_echo(prompt, serving) for prompt in prompts] if body.echo else None
-    job = serving.begin(request, "cmpl", prompts, params, body)
+    job = serving.begin(request, COMPLETION, prompts, params, body)
     reply = CompletionReply(
         job,
         model=model,
@@ -42,7 +42,7 @@ async def create_completion(
     try:
         answer: dict[str, Any] = reply.whole(await job.finished())
     finally:
-        job.abort()
+        job.end()
     return JSONResponse(answer)
 
 
