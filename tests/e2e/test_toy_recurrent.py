@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from girih import LLM, SamplingParams
-from girih.engine import core
+from girih.engine import bring_up
 from tests.toy_recurrent import installed
 from tests.toy_recurrent.checkpoint import Dense, save
 
@@ -179,8 +179,8 @@ def test_conversations_in_a_crowded_pool_are_answered_as_if_each_were_alone(make
 
 @pytest.mark.parametrize("distance", [16, 48])
 def test_prompts_with_a_checkpoint_every_few_tokens_are_reused_at_each(make_llm, dense, monkeypatch, distance):
-    manager = functools.partial(core.KVCacheManager, state_checkpoint_tokens=distance)
-    monkeypatch.setattr(core, "KVCacheManager", manager)
+    manager = functools.partial(bring_up.KVCacheManager, state_checkpoint_tokens=distance)
+    monkeypatch.setattr(bring_up, "KVCacheManager", manager)
     llm = make_llm(max_num_batched_tokens=3 * distance)  # no more checkpoints in a step than a row may have
     poison(llm)
     dense.check_greedy(TOKENS[:150], answer(llm, TOKENS[:150]).outputs[0].token_ids)

@@ -46,6 +46,7 @@ def test_nothing_is_measured_and_nothing_left_behind_after_the_end(worker):
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_steps_are_replayed_after_the_end_if_they_were_before(worker, is_on):
+    StepDriver(worker)  # gives it a cache
     replayed = worker.runner.model.replayed
     replayed.is_on = is_on
     worker.start_profile()
