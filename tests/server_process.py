@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 from toy_worker import is_running
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 200.0  # on a machine where nothing is compiled yet
 LOCAL = ("--dtype", "float32", "--kv-cache-memory", "2MiB", "--max-num-seqs", "16")
 """The engine's options that fit a tiny model."""
 

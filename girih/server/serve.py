@@ -217,14 +217,25 @@ class Server(uvicorn.Server):
         if not self.force_exit and self._engine.num_unfinished:
             self._exit_code = self._exit_code or EXIT_ABORTED
         self._engine.fail_all("the server ends")
-        asyncio.get_running_loop().call_later(1.0, setattr, self, "force_exit", True)
+        self._cut_off_after(1.0)
+
+    def _cut_off_after(self, seconds: float) -> None:
+        """Give clients some time to read their answer; then close all connections, as some never read or write."""
+        loop = asyncio.get_running_loop()
+
+        def cut_off() -> None:
+            for connection in self.server_state.connections:
+                connection.transport.abort()
+            loop.call_later(1.0, setattr, self, "force_exit", True)
+
+        loop.call_later(seconds, cut_off)
 
     async def _end_with_engine(self) -> None:
         reason = await self._engine.wait_until_dead()
         logger.error("the engine has died, and so the server ends: %s", reason)
         self._exit_code = EXIT_ENGINE_DIED
         self.should_exit = True
-        asyncio.get_running_loop().call_later(5.0, setattr, self, "force_exit", True)
+        self._cut_off_after(4.0)
 
 
 def _announce(engine: AsyncLLM, model: str, host: str, port: int) -> None:
