@@ -139,6 +139,15 @@ class AsyncLLM:
         timings, self._timings = self._timings, Timings()
         return timings
 
+    def live_request(self, core_id: str) -> LiveRequest | None:
+        """Return the request that a sequence of the engine core belongs to; None if it has ended.
+
+        Args:
+            core_id: the sequence, as `EngineCore.pool_map` names it.
+        """
+        live, _ = self._live.get(core_id, (None, 0))
+        return live
+
     # ---- requests
 
     def submit(

@@ -203,8 +203,8 @@ class EngineCore:
         return EngineStats.of(self.scheduler, self._num_steps, self._num_restarts, moved_bytes)
 
     def pool_map(self) -> PoolView:
-        """Return what every page of the pool is used for now, and by whom."""
-        return view_pool(self.scheduler)
+        """Return what every page of the pool is used for now, and by whom, and the numbers of `stats`."""
+        return view_pool(self.scheduler, self.stats())
 
     def page_info(self, group: int, page: int) -> PageInfo:
         """Say who holds a page and for which tokens; as `describe_page`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from girih.engine.report import EngineStats
 from girih.kv.pool_map import ClassMap
 from girih.sched.scheduler import Scheduler
 
@@ -15,6 +16,7 @@ class PoolView:
     """The pool now, and the requests that hold its pages.
 
     Args:
+        stats: what the engine is doing at the same moment.
         classes: the pool of each stage class.
         request_ids: those that run, most important first.
         rows: int32 [requests]; the row of each, by which `classes` name it.
@@ -24,6 +26,7 @@ class PoolView:
         num_cached_tokens: int32 [requests]; prompt tokens that came from the prefix cache when it first ran.
     """
 
+    stats: EngineStats
     classes: tuple[ClassMap, ...]
     request_ids: tuple[str, ...]
     rows: np.ndarray
@@ -64,11 +67,12 @@ class PageInfo:
     holders: tuple[PageHolder, ...]
 
 
-def view_pool(scheduler: Scheduler) -> PoolView:
-    """Return the pool and the running requests of a scheduler."""
+def view_pool(scheduler: Scheduler, stats: EngineStats) -> PoolView:
+    """Return the pool and the running requests of a scheduler, beside what its engine is doing."""
     queues, manager = scheduler.queues, scheduler.manager
     rows = queues.running_rows()
     return PoolView(
+        stats=stats,
         classes=manager.pool_map(),
         request_ids=tuple(request.request_id for request in queues.running),
         rows=rows.astype(np.int32),

@@ -107,6 +107,11 @@ class Metrics:
             await asyncio.sleep(DRAIN_EVERY_S)
             self._drain()
 
+    def num_output_tokens(self) -> int:
+        """Return the tokens of output since start-up."""
+        self._drain()
+        return self._num_output_tokens
+
     async def text(self) -> tuple[str, str]:
         """Return all metrics as Prometheus reads them, and the media type of that."""
         self._drain()

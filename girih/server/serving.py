@@ -21,6 +21,7 @@ from girih.server.metrics import Metrics
 from girih.server.replies.job import Job
 from girih.server.schema.common import SamplingBody
 from girih.server.tracing import Tracer
+from girih.server.watch import Watch
 
 SHORT_TEXT = 4096
 """Characters that are tokenized at once; more of them in a thread, so that other requests go on meanwhile."""
@@ -49,6 +50,10 @@ class Serving:
     metrics: Metrics
     tracer: Tracer | None = None
     started_s: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        """Let people watch."""
+        self.watch = Watch(self.engine, self.metrics)
 
     @staticmethod
     def of(request: Request) -> Serving:
@@ -203,6 +208,16 @@ class Serving:
 def salt_of(caller: Caller, cache_salt: str) -> str:
     """Return the salt of a caller's requests: unlike that of any caller with another key."""
     return cache_salt if caller.key_digest is None else f"{caller.key_digest}/{cache_salt}"
+
+
+def is_own(caller: Caller, cache_salt: str) -> bool:
+    """Tell whether a request with this salt of `salt_of` is a caller's own; without a key nobody's is.
+
+    Args:
+        caller: who asks.
+        cache_salt: of the request.
+    """
+    return caller.key_digest is not None and cache_salt.startswith(f"{caller.key_digest}/")
 
 
 async def in_thread_if(is_long: bool, work: Callable[[], Any]) -> Any:
