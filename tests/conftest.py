@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as girih/device/cpu.py says; torch is loaded after this
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the oracle reads local directories only
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads only wait for each other on models this small
 

@@ -54,7 +54,7 @@ MakeWorker(EngineConfig(model="m"))(0, None)
 
 @pytest.mark.parametrize(
     ("told", "heard"),
-    [({}, "passive 20000\n"), ({"GOMP_SPINCOUNT": "7"}, "passive 7\n")],
+    [({}, "passive 2000\n"), ({"GOMP_SPINCOUNT": "7"}, "passive 7\n")],
     ids=["nothing", "by the user"],
 )
 def test_a_workers_threads_are_told_to_spin_a_moment_then_sleep_before_torch_is_loaded(told, heard):
