@@ -20,8 +20,9 @@ def post(
     server: ServerProcess, path: str = "/v1/completions", *, key: str | None = None, **body: Any
 ) -> httpx.Response:
     """Post a body and return the answer."""
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    return httpx.post(server.url + path, json=body, headers=headers, timeout=TIMEOUT_S, trust_env=False)
+    headers = {"Content-Type": "application/json"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
+    content = json.dumps(body)  # in ASCII, as half a surrogate pair has no UTF-8
+    return httpx.post(server.url + path, content=content, headers=headers, timeout=TIMEOUT_S, trust_env=False)
 
 
 def in_thread(work: Any, *args: Any, **options: Any) -> Future[Any]:
@@ -86,7 +87,7 @@ def request_bytes(path: str = "/v1/completions", *, headers: str = "", **body: A
     """Return a whole request as it goes over the line."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-    return (head + headers + "\r\n").encode() + content
+    return (head + headers + "\r\n").encode("latin-1") + content
 
 
 def read_all(connection: socket.socket) -> bytes:
