@@ -44,7 +44,7 @@ export async function* events(response) {
     rest = parts.pop();
     for (const part of parts) {
       const data = part.replace(/^data: ?/, "");
-      if (data === "[DONE]") return;
+      if (data === "[DONE]") continue;
       const event = JSON.parse(data);
       if (event.error) throw new Refusal(500, event.error.message);
       yield event;

@@ -25,13 +25,14 @@ export class MemoryMap {
     this.zoom = 0;
     this.lit = null; // the id of a request that is pointed out
     this.looked = null; // {slab, page}
+    this.pointer = null; // where it is over the map, if it is there
     this.isHeld = false;
     this.snapshot = null;
     this.isWaiting = false;
     new ResizeObserver(() => this.draw()).observe(frame);
-    frame.addEventListener("scroll", () => this.draw());
-    frame.addEventListener("pointermove", (event) => this.isHeld || this.look(this.at(event)));
-    frame.addEventListener("pointerleave", () => this.isHeld || this.look(null));
+    frame.addEventListener("scroll", () => this.point(this.pointer));
+    frame.addEventListener("pointermove", (event) => this.point(event));
+    frame.addEventListener("pointerleave", () => this.point(null));
     frame.addEventListener("click", (event) => this.choose(this.at(event)));
     frame.addEventListener("keydown", (event) => this.onKey(event));
   }
@@ -43,6 +44,7 @@ export class MemoryMap {
   show(snapshot) {
     this.snapshot = snapshot;
     this.poolIndex = Math.min(this.poolIndex, Math.max(0, snapshot.pools.length - 1));
+    if (this.pointer && !this.isHeld) this.looked = this.at(this.pointer); // what is there may have changed
     this.keepPlace();
     this.draw();
     this.tell();
@@ -77,6 +79,14 @@ export class MemoryMap {
     this.tell();
   }
 
+  /** Look at what is under the pointer; null: it has gone. */
+  point(pointer) {
+    const isGone = pointer === null && this.pointer !== null;
+    this.pointer = pointer;
+    if (!this.isHeld && (pointer || isGone)) this.look(pointer && this.at(pointer));
+    this.draw();
+  }
+
   look(place) {
     if (place?.slab === this.looked?.slab && place?.page === this.looked?.page) return;
     this.looked = place;
@@ -91,6 +101,7 @@ export class MemoryMap {
       this.zoomBy(1);
       return;
     }
+    if (place === null) this.pointer = null;
     const isSame = place?.slab === this.looked?.slab && place?.page === this.looked?.page;
     this.isHeld = place !== null && !(this.isHeld && isSame);
     this.looked = place;
@@ -151,6 +162,7 @@ export class MemoryMap {
     const perSlab = this.pool.pages(at).length;
     const isTold = perSlab > 0 && pageGrid(this.layout, perSlab) !== null;
     this.isHeld = false;
+    this.pointer = null;
     this.look({ slab: at - (at % this.layout.slabsPerCell), page: isTold ? Math.min(page, perSlab - 1) : null });
     this.bringIntoSight(at);
   }
@@ -186,7 +198,7 @@ export class MemoryMap {
     if (!pool || !width || !height) return;
     this.layout = layOut(pool.owners.length, width, height, ratio, this.zoom);
     this.spacer.style.height = `${Math.max(0, this.layout.height / ratio - frame.clientHeight)}px`;
-    if (canvas.width !== width || canvas.height !== height) {
+    if (this.image?.width !== width || this.image.height !== height) {
       Object.assign(canvas, { width, height });
       canvas.style.width = `${width / ratio}px`;
       canvas.style.height = `${height / ratio}px`;
