@@ -1,6 +1,7 @@
 // Colours of groups and requests, chosen in OKLCH so that all look equally strong, in light and in dark.
 
-const HUES = [195, 75, 262, 35, 325, 140, 5, 230]; // of tiles: turquoise, saffron, cobalt, terracotta, plum, ...
+// Hue and added lightness of glazed tiles: turquoise, saffron, cobalt, terracotta, plum, leaf, rose, sky.
+const GLAZES = [[195, 0], [80, 0.13], [262, -0.06], [38, 0.03], [325, -0.02], [140, 0.05], [5, 0.05], [230, 0.1]];
 const GOLDEN_ANGLE = 137.508;
 
 export function isDark() {
@@ -14,7 +15,10 @@ export function palette() {
   const ground = dark ? [33, 41, 46] : [233, 230, 222];
   const light = dark ? 0.72 : 0.6;
   const grey = dark ? [104, 116, 122] : [178, 180, 176];
-  const group = (index) => oklch(light, 0.115, HUES[index % HUES.length] + 20 * Math.floor(index / HUES.length));
+  const group = (index) => {
+    const [hue, lighter] = GLAZES[index % GLAZES.length];
+    return oklch(light + lighter * (dark ? 0.6 : 1), 0.125, hue + 20 * Math.floor(index / GLAZES.length));
+  };
   return {
     ground, // a slab that nobody has
     line: dark ? [245, 240, 225] : [25, 35, 40], // around the page that is looked at

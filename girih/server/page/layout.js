@@ -9,12 +9,13 @@ export function layOut(numSlabs, width, height, pixelRatio, zoom) {
   const least = Math.ceil(LEAST * pixelRatio);
   const room = height * 4 ** zoom;
   const fits = (cell) => Math.floor(width / cell) * Math.floor(room / cell);
-  let cell = Math.min(Math.floor(MOST * pixelRatio), Math.floor(Math.sqrt((width * room) / Math.max(1, numSlabs))));
-  while (cell > least && fits(cell) < numSlabs) cell -= 1;
+  const slabsPerCell = Math.max(1, Math.ceil(numSlabs / Math.max(1, fits(least))));
+  const numCells = Math.max(1, Math.ceil(numSlabs / slabsPerCell));
+  let cell = Math.min(Math.floor(MOST * pixelRatio), Math.floor(Math.sqrt((width * room) / numCells)));
+  while (cell > least && fits(cell) < numCells) cell -= 1;
   cell = Math.max(cell, least);
-  const slabsPerCell = Math.max(1, Math.ceil(numSlabs / fits(cell)));
   const columns = Math.max(1, Math.floor(width / cell));
-  const rows = Math.ceil(numSlabs / slabsPerCell / columns);
+  const rows = Math.ceil(numCells / columns);
   const gap = Math.round(cell >= 14 * pixelRatio ? 2 * pixelRatio : pixelRatio);
   return { numSlabs, cell, gap, columns, rows, slabsPerCell, height: rows * cell };
 }

@@ -9,7 +9,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const REASONS = {
   capacity: "for pages",
-  max_num_seqs: "for one to end",
+  max_num_seqs: "for a request to end",
   budget: "for a share of a step",
   preempted: "having lost their pages",
 };
@@ -18,12 +18,13 @@ class Tile {
   constructor(name) {
     this.value = element("span", { class: "value" });
     this.note = element("span", { class: "note" });
+    this.ground = document.createElementNS(SVG, "polygon");
     this.line = document.createElementNS(SVG, "polyline");
     const graph = document.createElementNS(SVG, "svg");
     graph.setAttribute("viewBox", `0 0 ${HISTORY} 32`);
     graph.setAttribute("preserveAspectRatio", "none");
     graph.setAttribute("aria-hidden", "true");
-    graph.append(this.line);
+    graph.append(this.ground, this.line);
     this.node = element("div", { class: "card tile" }, element("h2", {}, name), this.value, this.note, graph);
     this.history = [];
   }
@@ -35,8 +36,8 @@ class Tile {
     const highest = most ?? Math.max(1e-9, ...this.history);
     const left = HISTORY - this.history.length;
     const points = this.history.map((one, i) => `${left + i},${(30 - (28 * one) / highest).toFixed(1)}`);
-    // from the ground and back to it, below what is seen, as the line has a filling
-    this.line.setAttribute("points", [`${left},40`, ...points, `${HISTORY - 1},40`].join(" "));
+    this.line.setAttribute("points", points.join(" "));
+    this.ground.setAttribute("points", [`${left},32`, ...points, `${HISTORY - 1},32`].join(" "));
   }
 }
 
