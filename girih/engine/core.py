@@ -62,12 +62,11 @@ class EngineCore:
             self.vocab_size: int = arch.parse_config(self.model_config).vocab_size
             self._eos_token_ids = frozenset(eos_token_ids(self.model_directory))
         self.config = dataclasses.replace(config, model=str(self.model_directory))
-        self.prefix_secret = os.urandom(SECRET_BYTES)
-        """Of the hashes of cached prefixes."""
+        self.prefix_secret = os.urandom(SECRET_BYTES)  # of the hashes of cached prefixes
         self._request_ids = map(str, itertools.count())
         self._num_steps = self._num_restarts = 0
         self._in_flight: deque[tuple[StepInput, Future[StepOutput]]] = deque()  # in the order of the workers
-        self._dead: str | None = None
+        self.death: str | None = None  # why it takes no more requests
         self._failure: str | None = None  # of workers that will be started anew
         self._resized_bytes: int | None = None
         executor = plugins.load("girih.executor", config.executor, what="executor")
@@ -85,11 +84,6 @@ class EngineCore:
     def max_model_len(self) -> int:
         """Return the longest request in tokens, prompt and output: the solved value of "auto"."""
         return self.scheduler.max_request_tokens
-
-    @property
-    def death(self) -> str | None:
-        """Return why the engine takes no more requests; None while it does."""
-        return self._dead
 
     def add_request(
         self,
@@ -150,10 +144,10 @@ class EngineCore:
         with uninterrupted():
             self._launch()
         self._collect()
-        if self._failure is not None and self._dead is None:
+        if self._failure is not None and self.death is None:
             self._restart(self._failure)
-        if self._dead is not None:
-            self.scheduler.fail_all(self._dead)  # those that came while it died, or were there when it was shut down
+        if self.death is not None:
+            self.scheduler.fail_all(self.death)  # those that came while it died, or were there when it was shut down
         if self.config.check_invariants:
             self.scheduler.manager.check()
         if not self.scheduler.has_unfinished():
@@ -216,7 +210,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """Release the workers; the engine takes no more requests. A second call does nothing."""
-        self._dead = self._dead or "it was shut down"
+        self.death = self.death or "it was shut down"
         self.executor.shutdown()
 
     # ---- bring-up, and once more
@@ -255,7 +249,7 @@ class EngineCore:
             self.scheduler.start_over(manager, limit)
             self._num_restarts += 1
         logger.warning("the new workers were ready after %.1f s", report.total_s)
-        if self._dead is not None:  # another thread has shut the engine down meanwhile
+        if self.death is not None:  # another thread has shut the engine down meanwhile
             self._shut_down_workers()
 
     def _shut_down_workers(self) -> None:
@@ -269,7 +263,7 @@ class EngineCore:
 
     def _launch(self) -> None:
         """Hand steps to the workers, until as many are under way as they can use."""
-        while len(self._in_flight) < self.config.max_steps_under_way and self._failure is None and self._dead is None:
+        while len(self._in_flight) < self.config.max_steps_under_way and self._failure is None and self.death is None:
             if (step := self.scheduler.schedule()) is None:
                 return
             self._hand_out(step)
@@ -320,7 +314,7 @@ class EngineCore:
         except ExecutorError as reason:
             can_go_on = False
             error = str(reason) if error in str(reason) else f"{error}; {reason}"
-        if self._dead is not None:
+        if self.death is not None:
             return  # `step` tells all requests
         if self.config.restart_workers:
             self._failure = error
@@ -330,17 +324,17 @@ class EngineCore:
             self._die(error)
 
     def _die(self, reason: str) -> None:
-        self._dead = self._dead or reason
-        self.scheduler.fail_all(self._dead)
+        self.death = self.death or reason
+        self.scheduler.fail_all(self.death)
 
     def _release_free_slabs(self) -> None:
         """Give free slabs' memory back; if the worker cannot even do that, its next step will say so."""
-        if self._dead is None and self._failure is None and not self._in_flight:
+        if self.death is None and self._failure is None and not self._in_flight:
             try:
                 self._pool_memory.release_free_slabs()
             except GirihError:
                 logger.exception("free KV cache could not be given back to the system")
 
     def _check_alive(self) -> None:
-        if self._dead is not None:
-            raise ExecutorError(f"this engine takes no more requests: {self._dead}")
+        if self.death is not None:
+            raise ExecutorError(f"this engine takes no more requests: {self.death}")
