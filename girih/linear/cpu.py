@@ -27,6 +27,10 @@ FEW_NATIVE_ROWS = 4
 # needs no second copy of its weight
 FLOAT32_WEIGHT_ROWS = 1 << 11
 
+# oneDNN makes a kernel for each number of rows, in milliseconds, and keeps a thousand of them, of 0.7 MB each: so there
+# are only nine numbers of rows. Up to WHOLE_ROWS are multiplied together, as reading the weight is what takes time.
+LEAST_ROWS, WHOLE_ROWS, MOST_ROWS = 8, 64, 2048
+
 _KERNELS: dict[torch.dtype, Kernel] = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 
 
@@ -88,8 +92,31 @@ class CpuMatrix(PlainMatrix):
 
 
 def _multiply_many(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return x @ weight.T + bias of many rows."""
-    if weight.dtype is torch.float32 and torch.backends.mkldnn.is_available():
+    """Return x @ weight.T + bias of many rows, part by part; a row's bits are the same whatever part it is in."""
+    num_rows = x.shape[0]
+    if _part_rows(num_rows) == num_rows:
+        return _multiply_part(x, weight, bias)
+    result = x.new_empty(num_rows, weight.shape[0])
+    start = 0
+    while start < num_rows:
+        size = _part_rows(num_rows - start)
+        part = x[start : start + size]
+        if len(part) < size:
+            part = torch.nn.functional.pad(part, (0, 0, 0, size - len(part)))
+        result[start : start + size] = _multiply_part(part, weight, bias)[: num_rows - start]
+        start += size
+    return result
+
+
+def _part_rows(num_rows: int) -> int:
+    """Return how many of some rows to multiply next, a power of two: of few rows all, and zeros behind them."""
+    if num_rows <= WHOLE_ROWS:
+        return max(LEAST_ROWS, 1 << (num_rows - 1).bit_length())
+    return min(MOST_ROWS, 1 << num_rows.bit_length() - 1)
+
+
+def _multiply_part(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if torch.backends.mkldnn.is_available():
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return torch.nn.functional.linear(x, weight, bias)
 

@@ -17,7 +17,7 @@ def numbers(*shape, seed=0, dtype=torch.float32):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    num_rows=st.integers(0, 40),
+    num_rows=st.one_of(st.integers(0, 140), st.sampled_from([300, 2048, 2049])),
     num_columns=st.integers(1, 300),
     size=st.integers(1, 20).flatmap(lambda k: st.sampled_from([k, 16 * k])),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
@@ -41,6 +41,25 @@ def test_a_row_has_the_same_bits_alone_and_beside_any_few(dtype, monkeypatch):
     for num_rows in range(1, cpu.FEW_ROWS + 1):
         assert torch.equal(matrix.product(x[:num_rows]), whole[:num_rows])
     assert torch.equal(matrix.product(x[5:6]), whole[5:6])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_beside_any_many(dtype):
+    matrix, x = CpuMatrix(numbers(96, 80, dtype=dtype)), numbers(300, 80, seed=1, dtype=dtype)
+    whole = matrix.product(x)
+    for num_rows in (cpu.FEW_ROWS + 1, 40, 64, 65, 100, 129, 299):
+        assert torch.equal(matrix.product(x[:num_rows]), whole[:num_rows])
+        assert torch.equal(matrix.product(x[300 - num_rows :]), whole[300 - num_rows :])
+
+
+def test_there_are_few_numbers_of_rows_that_kernels_are_made_for(monkeypatch):
+    seen = set()
+    multiply = cpu._multiply_part
+    monkeypatch.setattr(cpu, "_multiply_part", lambda x, *rest: (seen.add(len(x)), multiply(x, *rest))[1])
+    matrix = CpuMatrix(numbers(96, 80))
+    for num_rows in [*range(cpu.FEW_ROWS + 1, 300), 1000, 2047, 2049, 5000]:
+        assert matrix.product(numbers(num_rows, 80)).shape == (num_rows, 96)
+    assert seen == {8, 16, 32, 64, 128, 256, 512, 1024, 2048}
 
 
 def test_one_row_does_not_see_what_is_wrong_with_another():
