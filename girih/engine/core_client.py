@@ -101,7 +101,8 @@ class CoreClient:
 
     def send(self, message: ToCore) -> None:
         """Send a message; does not wait. To a process that has ended it goes nowhere, as `receive` will say."""
-        self._writer.writelines(pack(0, message))
+        if not self._writer.is_closing():  # once a write has failed, uvloop's transport raises
+            self._writer.writelines(pack(0, message))
 
     async def receive(self) -> FromCore:
         """Return the next message; answers to `call` go to whoever called.
