@@ -72,6 +72,7 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(GirihError, _on_girih_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_body)
     app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
 
 
 async def _on_api_error(_request: Request, error: Exception) -> Response:
@@ -87,6 +88,10 @@ async def _on_girih_error(_request: Request, error: Exception) -> Response:
 async def _on_http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return error_response(ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {})))
+
+
+async def _on_bug(_request: Request, _error: Exception) -> Response:
+    return error_response(ApiError(500, "an error in Girih; the server's log says where"))
 
 
 async def _on_invalid_body(_request: Request, error: Exception) -> Response:
