@@ -15,14 +15,15 @@ others for slower tiers.
 
 What requests with a salt have left is not sent. A router hashes prompts without salts, so it would count those units as
 everybody's; and their tokens are nobody else's business: whoever may connect reads the tokens that are sent. With API
-keys every request has a salt.
+keys every request has a salt. Girih's own router knows the engine's secret and hashes salts too: it is sent the hashes
+of all units, and no tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -86,6 +87,9 @@ class AllBlocksCleared(Event):
     """Everything that was stored before is gone."""
 
 
+AnyEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+
+
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
     """What one message carries.
 
@@ -96,18 +100,24 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
     """
 
     ts: float
-    events: list[Event]
+    events: list[AnyEvent]
     data_parallel_rank: int | None = None
 
 
-def write_events(events: KVEvents) -> list[Event]:
-    """Return what is to be sent of an engine's events; nothing if all of them are private."""
-    cleared: list[Event] = [AllBlocksCleared()] if events.is_cleared else []
-    return [*cleared, *_changes(events)]
+def write_events(events: KVEvents, *, tells_tokens: bool = True) -> list[AnyEvent]:
+    """Return what is to be sent of an engine's events; nothing if all of them are private.
+
+    Args:
+        events: of one engine.
+        tells_tokens: False tells of private units too, but of all units by their hashes alone: for a router that hashes
+            prompts and salts itself.
+    """
+    cleared: list[AnyEvent] = [AllBlocksCleared()] if events.is_cleared else []
+    return [*cleared, *_changes(events, tells_tokens)]
 
 
-def _changes(events: KVEvents) -> Iterable[Event]:
-    order, starts = _chains(events)
+def _changes(events: KVEvents, tells_tokens: bool) -> Iterable[AnyEvent]:
+    order, starts = _chains(events, np.flatnonzero(~events.is_private | (not tells_tokens)))
     hashes, parents = events.keys[order, 0].tolist(), events.parents[order, 0].tolist()
     groups, depths, is_removed = events.groups[order], events.depths[order], events.is_removed[order]
     token_ids = events.token_ids[order]
@@ -120,7 +130,7 @@ def _changes(events: KVEvents) -> Iterable[Event]:
         yield BlockStored(
             block_hashes=hashes[start:end],
             parent_block_hash=parents[start] if depths[start] > 1 else None,
-            token_ids=token_ids[start:end].reshape(-1).tolist(),
+            token_ids=token_ids[start:end].reshape(-1).tolist() if tells_tokens else [],
             block_size=events.unit_tokens,
             lora_id=None,
             medium=MEDIUM,
@@ -131,12 +141,13 @@ def _changes(events: KVEvents) -> Iterable[Event]:
         )
 
 
-def _chains(events: KVEvents) -> tuple[np.ndarray, list[int]]:
+def _chains(events: KVEvents, told: np.ndarray) -> tuple[np.ndarray, list[int]]:
     """Bring together what one event can say; returns the order, int [n], and where in it each event starts.
+
+    Only events of `told`, int [n], are in it.
 
     Between a unit that becomes findable and one that goes nothing changes places, so that what is told stays true.
     """
-    told = np.flatnonzero(~events.is_private)
     is_removed, groups = events.is_removed[told], events.groups[told]
     stretch = np.cumsum(np.diff(is_removed, prepend=is_removed[:1]))
     order = told[np.lexsort((groups, stretch))]  # a stable sort

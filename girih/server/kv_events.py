@@ -55,15 +55,22 @@ class KVEventPublisher:
         replay_endpoint: where missed batches can be asked for; None: nowhere.
         topic: that subscribers choose.
         data_parallel_rank: of this engine among its replicas.
+        tells_tokens: as of `write_events`.
 
     Raises:
         ConfigError: an endpoint that cannot be used.
     """
 
     def __init__(
-        self, *, endpoint: str, replay_endpoint: str | None = None, topic: str = "", data_parallel_rank: int = 0
+        self,
+        *,
+        endpoint: str,
+        replay_endpoint: str | None = None,
+        topic: str = "",
+        data_parallel_rank: int = 0,
+        tells_tokens: bool = True,
     ):
-        self._topic, self._rank = topic.encode(), data_parallel_rank
+        self._topic, self._rank, self._tells_tokens = topic.encode(), data_parallel_rank, tells_tokens
         self._backlog = Backlog(MAX_WAITING)
         self._sent = SentBatches(REPLAY_BYTES)
         self._numbers = itertools.count()
@@ -143,7 +150,7 @@ class KVEventPublisher:
             self._woken.close()
 
     def _send(self, events: KVEvents) -> None:
-        written = write_events(events)
+        written = write_events(events, tells_tokens=self._tells_tokens)
         if written:
             number = next(self._numbers).to_bytes(8, "big")
             batch = msgspec.msgpack.encode(EventBatch(time.time(), written, self._rank))

@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
-from kv_driver import KVDriver, listed_pages, make_config
+from kv_driver import SECRET, KVDriver, listed_pages, make_config
 
 from girih.errors import ConfigError
+from girih.kv.hashing import TokenHasher
 from girih.kv.specs.chunked_local import ChunkedLocalRetention
 from girih.kv.specs.full_attention import FullAttentionRetention
 from girih.kv.specs.sliding_window import SlidingWindowRetention
@@ -297,6 +298,17 @@ def test_nothing_of_salted_requests_is_sent(start, connect):
     driver.run(range(8))
     (stored,) = [event for event in write_events(driver.manager.take_events()) if not isinstance(event, BlockRemoved)]
     assert stored.token_ids == [*range(8)]
+
+
+def test_with_hashes_alone_units_of_every_request_are_told_and_no_token():
+    driver = make_driver((FULL, 2))
+    hasher = TokenHasher(4, SECRET)
+    driver.manager.take_events()
+    for salt in ("", "a secret"):
+        driver.run(range(8), salt=salt)
+        (stored,) = write_events(driver.manager.take_events(), tells_tokens=False)
+        keys = hasher.chain(hasher.root(salt), np.arange(8, dtype=np.int32))
+        assert (stored.block_hashes, stored.token_ids) == (keys[:, 0].tolist(), [])
 
 
 def test_when_too_much_waits_listeners_begin_anew():
