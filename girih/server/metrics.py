@@ -69,11 +69,12 @@ class Metrics:
     Args:
         engine: what is measured.
         model_name: a label of all metrics.
+        engine_name: another one, which tells replicas apart.
     """
 
-    def __init__(self, engine: AsyncLLM, model_name: str):
+    def __init__(self, engine: AsyncLLM, model_name: str, engine_name: str = "0"):
         self._engine = engine
-        self._labels = {"model_name": model_name, "engine": "0"}
+        self._labels = {"model_name": model_name, "engine": engine_name}
         self._stats: Any = None  # of the engine, as of the last scrape
         self._num_prompt_tokens = self._num_output_tokens = 0
         self._ended: dict[str, int] = {}
