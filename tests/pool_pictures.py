@@ -88,7 +88,7 @@ class PictureEngine(AsyncLLM):
 
     def __init__(self, model: Path, config: KVCacheConfig, view: PoolView):
         super().__init__(EngineConfig(model=str(model)))
-        self._ready = Ready(config.max_model_len, StartupReport(), [config])
+        self._ready = Ready(config.max_model_len, StartupReport(), [config], prefix_secret=bytes(16))
         self._answers = {
             "pool_map": view,
             "page_info": PageInfo(True, (PageHolder("100", 0, 3, np.array([5, 6, 7], dtype=np.int32)),)),

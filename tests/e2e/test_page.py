@@ -14,10 +14,15 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 from pool_pictures import PictureEngine, busy_view, plan_of, shown
 from server_process import ServerProcess, poll
-from tiny_models import tiny_gemma3, tiny_llama
+from tiny_models import VOCAB_SIZE, tiny_gemma3, tiny_llama
 
 from girih.checkpoint.tokenizer import Tokenizer
 from girih.server.config import ServerConfig
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+NO_CHROMIUM = "there is no Chromium on this machine: the live page is not tested (apt-get install chromium)"
+if CHROMIUM is None and os.environ.get("CI") != "true":
+    pytest.skip(NO_CHROMIUM, allow_module_level=True)
 
 pytestmark = pytest.mark.xdist_group("page")
 
@@ -30,19 +35,27 @@ ENDLESS = {"prompt": PROMPT, "max_tokens": 20_000, "ignore_eos": True, "temperat
 
 @pytest.fixture(scope="module")
 def browser():
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        message = "there is no Chromium on this machine: the live page is not tested (apt-get install chromium)"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    assert CHROMIUM is not None, NO_CHROMIUM
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM)
         yield browser
         browser.close()
 
 
 @pytest.fixture
-def open_page(browser):
+def show(gemma):
+    """Serve a picture of a pool; returns the URL."""
+    with contextlib.ExitStack() as stack:
+
+        def show(config, view, options=None):
+            return stack.enter_context(shown(PictureEngine(gemma, config, view), options or ServerConfig()))
+
+        yield show
+
+
+@pytest.fixture
+def open_page(browser, show):  # whose servers outlive the pages
     """Open the page; in the end nothing may have failed in it, but what the test says will."""
     contexts, problems = [], []
 
@@ -72,7 +85,8 @@ def open_page(browser):
 
 @pytest.fixture(scope="module")
 def gemma(tmp_path_factory):
-    return tiny_gemma3(tmp_path_factory.mktemp("gemma"), **LONG)
+    never = VOCAB_SIZE  # no such token: an answer ends when it is stopped
+    return tiny_gemma3(tmp_path_factory.mktemp("gemma"), eos_token_id=never, **LONG)
 
 
 @pytest.fixture(scope="module")
@@ -253,34 +267,39 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(open_page, server,
     poll(lambda: num_pixels(page, "ground") > 0, what="the map has the theme's colours")
 
 
-def test_the_chat_box_streams_an_answer_as_the_api_gives_it(open_page, server):
-    page = open_page(server.url)
-    message = "<img src=x onerror=alert(1)>"
-    body = {"messages": [{"role": "user", "content": message}], "temperature": 0, "max_tokens": 20}
+def answer_to(server, message, max_tokens):
+    """What the API answers to a message."""
+    body = {"messages": [{"role": "user", "content": message}], "temperature": 0, "max_tokens": max_tokens}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60, trust_env=False).json()
-    page.fill("#chat-tokens", "20")
+    return answer["choices"][0]["message"]["content"]
+
+
+def say(page, message, max_tokens):
+    """Send a message with the page's box."""
+    page.fill("#chat-tokens", str(max_tokens))
     page.fill("#chat-temperature", "0")
     page.fill("#chat-text", message)
     page.press("#chat-text", "Enter")
+
+
+def test_the_chat_box_streams_an_answer_as_the_api_gives_it(open_page, server):
+    page = open_page(server.url)
+    message = "<img src=x onerror=alert(1)>"
+    say(page, message, 20)
     expect(page.locator("#chat-log .note")).to_contain_text("tokens of answer")
     assert page.locator("#chat-log .user").text_content() == message
-    assert page.locator("#chat-log .assistant").text_content() == answer["choices"][0]["message"]["content"]
+    assert page.locator("#chat-log .assistant").text_content() == answer_to(server, message, 20)
     assert page.locator("#chat-log img").count() == 0
 
 
 def test_the_chat_box_stops_an_answer_and_its_pages_are_free(open_page, server):
     page = open_page(server.url, allowed="completions: net::ERR_ABORTED")  # by the button
-    page.fill("#chat-tokens", "20000")
-    page.fill("#chat-text", "tell me everything")
-    stop = page.get_by_role("button", name="Stop")
-    for _ in range(20):  # a tiny model may end by itself
-        page.get_by_role("button", name="Send").click()
-        expect(page.locator("#chat-log .assistant").last).not_to_be_empty()
-        if stop.is_visible():
-            stop.click(timeout=2000)
-            break
-    expect(page.locator("#chat-log .note").last).to_have_text("stopped")
+    say(page, "tell me everything", 50_000)
+    expect(page.locator("#chat-log .assistant")).not_to_be_empty()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#chat-log .note")).to_have_text("stopped")
     server.wait_until_idle()
+    assert page.locator("#chat-log .assistant").text_content()
 
 
 def test_with_keys_the_page_asks_for_one_and_shows_the_text_of_ones_own_tokens_only(open_page, guarded):
@@ -312,35 +331,39 @@ def test_without_a_chat_template_the_box_completes_texts_with_the_pages_own_pass
     assert page.locator("#chat-log .assistant").text_content() == answer["choices"][0]["text"]
 
 
-def test_a_hundred_thousand_slabs_are_drawn_within_a_second(open_page, gemma):
+def test_a_hundred_thousand_slabs_are_drawn_within_a_second(open_page, show):
     config = plan_of(100_000)
     view = busy_view(config, 200)
-    with shown(PictureEngine(gemma, config, view), ServerConfig()) as url:
-        page = open_page(url)
-        expect(page.locator("#map-scale")).to_contain_text("100,000 slabs")
-        seconds = page.evaluate(
-            """async () => {
-                const [{ readSnapshot }, { MemoryMap }] = await Promise.all([
-                    import("/dashboard/snapshot.js"), import("/dashboard/map.js")]);
-                const start = performance.now();
-                const snapshot = readSnapshot(await (await fetch("/dashboard/state")).arrayBuffer());
-                const map = new MemoryMap(document.getElementById("map"), document.createElement("p"), () => {});
-                map.show(snapshot);
-                map.paint();
-                return (performance.now() - start) / 1000;
-            }"""
-        )
-        assert seconds < 1
-        page.screenshot(path=SCREENSHOTS / "100000-slabs.png", full_page=True)
-        for _ in range(4):
-            page.get_by_role("button", name="Zoom in").click()
-        expect(page.locator("#map-scale")).to_have_text("100,000 slabs, one square each")
-        poll(lambda: num_pixels(page, "group", "used", 1) > 1000, what="single pages are shown")
-        page.locator("#map").evaluate("(map) => { map.scrollTop = map.scrollHeight; }")
-        page.locator("#map").press("End")
-        expect(page.locator("#inspector")).to_contain_text("99,999")
-        free = [facts["free"] for facts in counts_in(page)]
-        assert free == [int((pages.rows == -1).sum()) for pages in view.classes[0].groups.values()]
+    url = show(config, view)
+    page = open_page(url)
+    expect(page.locator("#map-scale")).to_contain_text("100,000 slabs")
+    seconds = page.evaluate(
+        """async () => {
+            const [{ readSnapshot }, { MemoryMap }] = await Promise.all([
+                import("/dashboard/snapshot.js"), import("/dashboard/map.js")]);
+            const frame = document.getElementById("map").cloneNode(true);
+            document.getElementById("map").before(frame);
+            const start = performance.now();
+            const snapshot = readSnapshot(await (await fetch("/dashboard/state")).arrayBuffer());
+            const map = new MemoryMap(frame, document.createElement("p"), () => {});
+            map.show(snapshot);
+            map.paint();
+            const seconds = (performance.now() - start) / 1000;
+            frame.remove();
+            return seconds;
+        }"""
+    )
+    assert seconds < 1
+    page.screenshot(path=SCREENSHOTS / "100000-slabs.png", full_page=True)
+    for _ in range(4):
+        page.get_by_role("button", name="Zoom in").click()
+    expect(page.locator("#map-scale")).to_have_text("100,000 slabs, one square each")
+    poll(lambda: num_pixels(page, "group", "used", 1) > 1000, what="single pages are shown")
+    page.locator("#map").evaluate("(map) => { map.scrollTop = map.scrollHeight; }")
+    page.locator("#map").press("End")
+    expect(page.locator("#inspector")).to_contain_text("99,999")
+    free = [facts["free"] for facts in counts_in(page)]
+    assert free == [int((pages.rows == -1).sum()) for pages in view.classes[0].groups.values()]
 
 
 def counts_in(page):
@@ -354,26 +377,26 @@ def counts_in(page):
     )
 
 
-def test_a_public_page_fits_a_phone_shows_no_text_and_asks_for_a_key_to_chat(open_page, gemma):
+def test_a_public_page_fits_a_phone_shows_no_text_and_asks_for_a_key_to_chat(open_page, show):
     config = plan_of(100)
     options = ServerConfig(api_key=("secret",), public_dashboard=True)
-    with shown(PictureEngine(gemma, config, busy_view(config, 5)), options) as url:
-        page = open_page(url, allowed="401", viewport={"width": 390, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        page.screenshot(path=SCREENSHOTS / "phone.png", full_page=True)
-        assert "The text is shown to the API key that it belongs to." in point_at_pages(page, "Request 100")
-        expect(page.locator("#key")).to_be_visible()
-        page.fill("#chat-text", "hello")
-        page.get_by_role("button", name="Send").click()
-        expect(page.locator("#chat-log .note")).to_contain_text("give one of the server's API keys")
+    url = show(config, busy_view(config, 5), options)
+    page = open_page(url, allowed="401", viewport={"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.screenshot(path=SCREENSHOTS / "phone.png", full_page=True)
+    assert "The text is shown to the API key that it belongs to." in point_at_pages(page, "Request 100")
+    expect(page.locator("#key")).to_be_visible()
+    page.fill("#chat-text", "hello")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#chat-log .note")).to_contain_text("give one of the server's API keys")
 
 
-def test_the_page_may_load_nothing_from_elsewhere_and_there_are_only_its_own_files(gemma):
+def test_the_page_may_load_nothing_from_elsewhere_and_there_are_only_its_own_files(show):
     config = plan_of(100)
-    with shown(PictureEngine(gemma, config, busy_view(config, 5)), ServerConfig()) as url:
-        policy = httpx.get(url, trust_env=False).headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert "http" not in policy
-        for path in ("/dashboard/nothing.js", "/dashboard/..%2fapp.py", "/dashboard/__init__.py"):
-            assert httpx.get(url + path, trust_env=False).status_code == 404
+    url = show(config, busy_view(config, 5))
+    policy = httpx.get(url, trust_env=False).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    for path in ("/dashboard/nothing.js", "/dashboard/..%2fapp.py", "/dashboard/__init__.py"):
+        assert httpx.get(url + path, trust_env=False).status_code == 404

@@ -22,7 +22,9 @@ export async function ask(path, { body, signal } = {}) {
     headers["Content-Type"] = "application/json";
     Object.assign(options, { method: "POST", body: JSON.stringify(body) });
   }
-  const response = await fetch(path, options);
+  const response = await fetch(path, options).catch((error) => {
+    throw signal?.aborted ? error : new Refusal(0, "the server does not answer");
+  });
   if (!response.ok) throw new Refusal(response.status, await reasonOf(response));
   return response;
 }
