@@ -67,6 +67,7 @@ class AsyncLLM:
         self._next_seed = config.seed
         self._client: CoreClient | None = None  # None: not up
         self._dead: str | None = None
+        self._has_stepped = False  # the engine that is up now
         self._progress_s = time.monotonic()
         self._timings = Timings()
         self._ended = asyncio.Event()
@@ -269,6 +270,7 @@ class AsyncLLM:
     def _take_in(self, message: FromCore) -> None:
         match message:
             case StepDone(updates, died, kv_events):
+                self._has_stepped = True
                 self._progress_s = time.monotonic()
                 if kv_events is not None and self.on_kv_events is not None:
                     self.on_kv_events(kv_events)
@@ -310,11 +312,13 @@ class AsyncLLM:
         if not self._restarts:
             raise EngineDiedError(reason)
         for live in self._unfinished():
-            if live.is_shown or not live.may_run_again(MAX_FRUITLESS_RUNS):
+            may_run = live.may_run_again(MAX_FRUITLESS_RUNS, engine_has_stepped=self._has_stepped)
+            if live.is_shown or not may_run:
                 self._fail(live, reason)
         client = CoreClient(self.config)
         self._ready = await client.start()
         self._client = client
+        self._has_stepped = False
         self.num_restarts += 1
         self._progress_s = time.monotonic()
         waiting = self._unfinished()

@@ -98,11 +98,16 @@ class LiveRequest:
             max_tokens=self.params.max_tokens,
         )
 
-    def may_run_again(self, max_fruitless_runs: int) -> bool:
-        """Tell whether it may be given to another engine, and count the one that died if it brought nothing."""
+    def may_run_again(self, max_fruitless_runs: int, *, engine_has_stepped: bool) -> bool:
+        """Tell whether it may be given to another engine, and count the one that died if it brought nothing.
+
+        Args:
+            max_fruitless_runs: engines that may die in a row.
+            engine_has_stepped: False for one that died in its first step; then nobody knows whom it had let in.
+        """
         if self._first_token_s is not None:
             self._num_fruitless_runs = 0
-        elif self._admitted_s is not None:
+        elif self._admitted_s is not None or not engine_has_stepped:
             self._num_fruitless_runs += 1
         return self._num_fruitless_runs < max_fruitless_runs
 

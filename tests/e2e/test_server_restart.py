@@ -89,6 +89,26 @@ def test_signals_end_a_server_that_waits_for_its_engine(tmp_path):
         assert server.wait(10) == 3
 
 
+@pytest.mark.soak
+def test_a_request_that_kills_every_engine_in_its_first_step_ends(tmp_path):
+    _, server = start(tmp_path, "--max-num-batched-tokens", "32000")
+    with server:
+        pending = in_thread(post, server, prompt=[5 + i % 300 for i in range(31_000)], max_tokens=1)  # seconds long
+        num_deaths = 0
+        while not pending.done():
+            poll(lambda: pending.done() or server.health() == 200, 60)
+            time.sleep(0.3)  # it is in the middle of its first step
+            for engine in children(server.pid):
+                os.kill(engine, signal.SIGKILL)
+            num_deaths += 1
+            assert num_deaths < 8
+            poll(lambda: pending.done() or server.health() == 503)
+        assert pending.result().status_code == 503
+        assert "killed by SIGKILL" in pending.result().json()["error"]["message"]
+        poll(lambda: server.health() == 200, 60, "another engine is up")
+        assert post(server, prompt="x").status_code == 200
+
+
 @pytest.mark.parametrize("num_rounds", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_rounds_of_kills_under_load_lose_nothing(tmp_path, num_rounds):
     _, server = start(tmp_path)
