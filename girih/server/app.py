@@ -14,7 +14,10 @@ from girih.server.errors import add_handlers
 from girih.server.replies.job import ClientGoneError
 from girih.server.serving import Serving
 
-DESCRIPTION = """An OpenAI-compatible server. Not in this version: CUDA, LoRA, KV offload, multimodal input, embeddings."""
+DESCRIPTION = """An OpenAI-compatible server.
+
+Not in this version: CUDA, LoRA, KV offload, multimodal input, embeddings.
+"""
 
 CLIENT_CLOSED_REQUEST = 499
 
