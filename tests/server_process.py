@@ -25,7 +25,7 @@ LOCAL = ("--dtype", "float32", "--kv-cache-memory", "2MiB", "--max-num-seqs", "1
 PAGES_IN_USE = re.compile(r'girih:pages\{.*state="referenced".*\} (\S+)')
 
 
-def poll(condition: Any, timeout_s: float = 10.0, what: str = "") -> Any:
+def poll(condition: Any, timeout_s: float = 20.0, what: str = "") -> Any:
     """Call until the result is true, and return that; fail when time is up."""
     deadline = time.monotonic() + timeout_s
     while not (result := condition()):

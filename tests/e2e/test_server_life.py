@@ -48,10 +48,9 @@ def refuses_connections(server):
 def test_sigterm_lets_requests_finish_and_takes_no_new_ones(model, tmp_path):
     with ServerProcess(model, *ROOM, folder=tmp_path) as server:
         alone = post(server, **{**LONG, "max_tokens": 1500}).json()["choices"][0]["text"]
-        streamed = begin_streams(server, 2, max_tokens=1500)
-        whole = in_thread(post, server, **{**LONG, "max_tokens": 1500})
-        poll(lambda: server.metric("vllm:num_requests_running") == 3)
         idle = connect(server)
+        whole = in_thread(post, server, **{**LONG, "max_tokens": 1500})
+        streamed = begin_streams(server, 2, max_tokens=1500)
         server.signal(signal.SIGTERM)
         poll(lambda: refuses_connections(server))
         assert [future.result(30) for future in streamed] == [(alone, "[DONE]")] * 2
