@@ -132,8 +132,9 @@ def test_a_biased_token_is_all_that_comes(client):
     assert len(set(answer.logprobs.tokens)) == 1
     with pytest.raises(openai.BadRequestError, match="logit_bias"):
         client.completions.create(model="tiny", prompt=PROMPT, logit_bias={"999999": 1})
-    with pytest.raises(openai.BadRequestError, match="no token id"):
-        client.completions.create(model="tiny", prompt=PROMPT, logit_bias={"the": 1})
+    for name in ("the", " 5", "1_0", "-1", "\u0665"):
+        with pytest.raises(openai.BadRequestError, match="no token id"):
+            client.completions.create(model="tiny", prompt=PROMPT, logit_bias={name: 1})
 
 
 @pytest.mark.parametrize(

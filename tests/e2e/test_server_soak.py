@@ -19,10 +19,6 @@ pytestmark = pytest.mark.xdist_group("server-soak")
 NUM_CLIENTS = 64
 CHAT = "/v1/chat/completions"
 
-NO_CACHES = {"LRU_CACHE_CAPACITY": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0"}
-"""PyTorch and oneDNN keep 1,024 compiled products each, one per number of rows: hundreds of megabytes until they are
-full, which would hide a leak of ours."""
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
@@ -120,7 +116,7 @@ def test_every_answer_is_its_answer_alone_and_nothing_is_left(model, tmp_path, n
     rng = random.Random(number)
     requests = [random_body(rng) for _ in range(number // 5)]
     # a pool of a few requests, so that many wait, lose their pages and are computed again
-    with ServerProcess(model, "--kv-cache-memory", "256KiB", folder=tmp_path, environment=NO_CACHES) as server:
+    with ServerProcess(model, "--kv-cache-memory", "256KiB", folder=tmp_path) as server:
         expected = [texts_of(post(server, path, **body).json()) for path, body in requests]
         num_answered = asyncio.run(ask_all(server.url, number, requests, expected, rng))
         server.wait_until_idle()

@@ -171,11 +171,10 @@ class SamplingBody(Body):
 
 def _by_token_id(bias: Mapping[str, float]) -> dict[int, float]:
     """Return biases by number: JSON has only text for names."""
-    try:
-        return {int(token_id): value for token_id, value in bias.items()}
-    except ValueError:
-        wrong = next(token_id for token_id in bias if not token_id.lstrip("-").isdecimal())
-        raise ApiError(400, f"logit_bias: {wrong!r} is no token id", param="logit_bias") from None
+    for name in bias:
+        if not (name.isascii() and name.isdecimal()):
+            raise ApiError(400, f"logit_bias: {name!r} is no token id", param="logit_bias")
+    return {int(name): value for name, value in bias.items()}
 
 
 def check_max_logprobs(name: str, value: int | None, config: ServerConfig) -> None:
