@@ -5,7 +5,7 @@ import asyncio
 import httpx
 import openai
 import pytest
-from server_process import ServerProcess
+from server_process import ServerProcess, poll
 from tiny_models import tiny_llama
 
 from girih import LLM, SamplingParams
@@ -333,6 +333,6 @@ def test_tokens_and_back(server):
 def test_the_users_name_is_in_the_log_and_cannot_forge_lines(client, server):
     client.completions.create(model="tiny", prompt="x", max_tokens=1, user="eve\n2026-01-01 forged")
     httpx.get(f"{server.url}/nowhere%0A2026-01-01%20forged")
-    assert "user='eve\\n2026-01-01 forged'" in server.log
-    assert "/nowhere%0A2026-01-01%20forged 404" in server.log
+    for line in ("user='eve\\n2026-01-01 forged'", "/nowhere%0A2026-01-01%20forged 404"):
+        poll(lambda line=line: line in server.log, what=line)  # written after the answer
     assert not any(line.startswith("2026-01-01") for line in server.log.splitlines())
