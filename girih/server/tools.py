@@ -11,7 +11,7 @@ from girih.grammar import Grammar
 from girih.server import tool_parsers
 from girih.server.errors import ApiError
 from girih.server.schema.chat import ChatBody, Tool
-from girih.server.tool_parsers import NoTools, ToolParser
+from girih.server.tool_parsers import AnswerReader, PlainText
 
 MANY_CALLS = 128
 
@@ -22,13 +22,13 @@ class ToolUse:
 
     Args:
         shown: tools for the chat template; None if there are none.
-        parser: reads calls from the answer.
+        reader: reads calls from the answer.
         grammar: of a call, where the answer must be one.
         max_calls: in one answer.
     """
 
     shown: Sequence[dict[str, Any]] | None = None
-    parser: type[ToolParser] = NoTools
+    reader: type[AnswerReader] = PlainText
     grammar: Grammar | None = None
     max_calls: int = MANY_CALLS
 

@@ -11,7 +11,7 @@ from girih.server.replies.completion import finite
 from girih.server.replies.job import Job
 from girih.server.replies.sse import event
 from girih.server.replies.usage import UsageChunks, usage
-from girih.server.tool_parsers import ToolParser
+from girih.server.tool_parsers import AnswerReader
 
 
 class ChatReply:
@@ -22,17 +22,17 @@ class ChatReply:
         model: the name that the client called it by.
         created_s: seconds since 1970.
         num_choices: answers asked for.
-        parser: finds calls of tools in the text.
+        reader: finds calls of tools in the text.
         max_calls: of tools in one answer; more of them are left out.
     """
 
     def __init__(
-        self, job: Job, *, model: str, created_s: int, num_choices: int, parser: type[ToolParser], max_calls: int
+        self, job: Job, *, model: str, created_s: int, num_choices: int, reader: type[AnswerReader], max_calls: int
     ):
         self._job = job
         self._head = {"id": job.request_id, "created": created_s, "model": model}
         self._num_choices = num_choices
-        self._parser = parser
+        self._reader = reader
         self._max_calls = max_calls
 
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
@@ -40,9 +40,9 @@ class ChatReply:
         (output,) = outputs
         choices = []
         for choice in output.outputs:
-            parser = self._parser()
-            content, calls = parser.append(choice.text)
-            more, more_calls = parser.finish()
+            reader = self._reader()
+            content, calls = reader.append(choice.text)
+            more, more_calls = reader.finish()
             calls, content = [*calls, *more_calls][: self._max_calls], content + more
             message: dict[str, Any] = {"role": "assistant", "content": content or None if calls else content}
             if calls:
@@ -69,7 +69,7 @@ class ChatReply:
             ClientGoneError: the client has gone.
         """
         head = {**self._head, "object": "chat.completion.chunk"}
-        writers = [_ChoiceWriter(index, self._parser(), self._max_calls) for index in range(self._num_choices)]
+        writers = [_ChoiceWriter(index, self._reader(), self._max_calls) for index in range(self._num_choices)]
         while True:
             outputs = await self._job.changed()
             self._job.check()
@@ -94,14 +94,14 @@ class _ChoiceWriter:
 
     Args:
         index: of the answer.
-        parser: finds calls of tools.
+        reader: finds calls of tools.
         max_calls: the most of them.
     """
 
-    def __init__(self, index: int, parser: ToolParser, max_calls: int):
+    def __init__(self, index: int, reader: AnswerReader, max_calls: int):
         self._index = index
         self._max_calls = max_calls
-        self._parser = parser
+        self._reader = reader
         self._cursor = ChoiceCursor()
         self._num_calls = 0
         self._is_first = True
@@ -111,9 +111,9 @@ class _ChoiceWriter:
         delta = self._cursor.advance(choice)
         if delta is None:
             return []
-        content, calls = self._parser.append(delta.text)
+        content, calls = self._reader.append(delta.text)
         if delta.finish_reason is not None:
-            more, more_calls = self._parser.finish()
+            more, more_calls = self._reader.finish()
             content, calls = content + more, [*calls, *more_calls]
         calls = calls[: self._max_calls - self._num_calls]
         message: dict[str, Any] = {"content": content} if content else {}

@@ -34,7 +34,7 @@ async def create_chat_completion(
         model=model,
         created_s=int(time.time()),
         num_choices=params.n,
-        parser=tools.parser,
+        reader=tools.reader,
         max_calls=tools.max_calls,
     )
     if body.stream:

@@ -39,13 +39,8 @@ class Call:
         }
 
 
-class ToolParser(ABC):
-    """Takes calls of tools out of one answer's text as it comes.
-
-    `MARK` stands in the chat templates of models that write calls in this way.
-    """
-
-    MARK: ClassVar[str]
+class AnswerReader(ABC):
+    """Takes calls of tools out of one answer's text as it comes."""
 
     @abstractmethod
     def append(self, text: str) -> tuple[str, list[Call]]:
@@ -55,20 +50,9 @@ class ToolParser(ABC):
     def finish(self) -> tuple[str, list[Call]]:
         """Return what was held back when the text ends."""
 
-    @staticmethod
-    @abstractmethod
-    def grammar(tools: Mapping[str, Mapping[str, Any]]) -> str:
-        """Return a Lark grammar of one call of one of these tools.
 
-        Args:
-            tools: name -> JSON schema of the arguments.
-        """
-
-
-class NoTools(ToolParser):
+class PlainText(AnswerReader):
     """Text without calls."""
-
-    MARK = ""
 
     def append(self, text: str) -> tuple[str, list[Call]]:
         """Show everything."""
@@ -78,10 +62,20 @@ class NoTools(ToolParser):
         """Return nothing: nothing was held back."""
         return "", []
 
+
+class ToolParser(AnswerReader):
+    """One way of writing calls. `MARK` stands in the chat templates of models that write them so."""
+
+    MARK: ClassVar[str]
+
     @staticmethod
+    @abstractmethod
     def grammar(tools: Mapping[str, Mapping[str, Any]]) -> str:
-        """Refuse: no call can be written."""
-        raise NotImplementedError(f"calls of {', '.join(tools)}")
+        """Return a Lark grammar of one call of one of these tools.
+
+        Args:
+            tools: name -> JSON schema of the arguments.
+        """
 
 
 def find(chat_template: str) -> type[ToolParser] | None:
