@@ -74,6 +74,21 @@ class Serving:
             )
         return self.model_names[0] if name is None else name
 
+    def check_moving(self) -> None:
+        """Refuse requests while steps do not end, as `/health` does: they would pile up before an engine that hangs.
+
+        Raises:
+            ApiError: 503.
+        """
+        stalled_s = self.engine.stalled_s
+        if stalled_s > self.config.health_timeout_s:
+            raise ApiError(
+                503,
+                f"work has waited for {stalled_s:.0f} s without a step that ended (--health-timeout)",
+                code="engine_stalled",
+                headers={"Retry-After": str(RETRY_AFTER_S)},
+            )
+
     def check_room(self, num_sequences: int) -> None:
         """Refuse requests while too many wait: memory is bounded, and clients are told to come back.
 
@@ -190,9 +205,10 @@ class Serving:
 
         Raises:
             GirihError: one cannot be served; none is.
-            ApiError: too many wait.
+            ApiError: too many wait, or the engine hangs.
         """
         note_user(request, body.user)
+        self.check_moving()
         self.check_room(len(prompts) * params.n)
         job = Job(self.engine, request, f"{prefix}-{uuid.uuid4().hex}", lambda job: self._record(request, job))
         salt = salt_of(caller_of(request), body.cache_salt)

@@ -120,6 +120,7 @@ def test_health_is_503_while_the_engine_hangs_and_the_engine_ends_with_the_serve
         poll(lambda: server.health() == 503, what="health is 503")
         hung = httpx.get(f"{server.url}/health").json()["error"]
         assert hung["code"] == "engine_stalled"
+        assert post(server, **{**LONG, "max_tokens": 1}).status_code == 503  # nothing piles up before it
         os.kill(engine, signal.SIGCONT)
         assert answer.result(10).json()["usage"]["completion_tokens"] == 5
         poll(lambda: server.health() == 200, what="health is 200 again")
