@@ -17,6 +17,10 @@ from tiny_models import tiny_llama
 pytestmark = pytest.mark.xdist_group("server-soak")
 
 NUM_CLIENTS = 64
+
+EXACT = ("--quantization", "int8")
+"""With int8 weights a row's sums are exact in any company. In float32 a few rows and many are rounded in other orders, so
+that of a thousand sampled answers some go another way than alone."""
 CHAT = "/v1/chat/completions"
 
 
@@ -116,7 +120,7 @@ def test_every_answer_is_its_answer_alone_and_nothing_is_left(model, tmp_path, n
     rng = random.Random(number)
     requests = [random_body(rng) for _ in range(number // 5)]
     # a pool of a few requests, so that many wait, lose their pages and are computed again
-    with ServerProcess(model, "--kv-cache-memory", "256KiB", folder=tmp_path) as server:
+    with ServerProcess(model, "--kv-cache-memory", "256KiB", *EXACT, folder=tmp_path) as server:
         expected = [texts_of(post(server, path, **body).json()) for path, body in requests]
         num_answered = asyncio.run(ask_all(server.url, number, requests, expected, rng))
         server.wait_until_idle()
