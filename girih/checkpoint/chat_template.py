@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
@@ -29,6 +30,20 @@ class GenerationBlock(Extension):
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body).set_lineno(line)
+
+
+def read_template(path: Path) -> str:
+    """Read a template from a file.
+
+    Raises:
+        CheckpointError: it cannot be read, or is not valid Jinja.
+    """
+    try:
+        template = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from error
+    _compile(template)
+    return template
 
 
 def render_chat(template: str, variables: Mapping[str, Any]) -> str:

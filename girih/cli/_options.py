@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Optional, get_type_hints
 
 import typer
@@ -102,6 +103,7 @@ _WRITTEN = {
     "health_timeout_s": _Written("--health-timeout", float, float),
     "shutdown_timeout_s": _Written("--shutdown-timeout", float, float),
     "served_model_name": _Written("--served-model-name", list[str], tuple),
+    "chat_template": _Written("--chat-template", Optional[Path], Path),  # noqa: UP045
     "api_key": _Written("--api-key", list[str], tuple, "GIRIH_API_KEY"),
     "kv_events_endpoint": _Written("--kv-events-endpoint", Optional[str], str),  # noqa: UP045
     "kv_events_replay_endpoint": _Written("--kv-events-replay-endpoint", Optional[str], str),  # noqa: UP045

@@ -39,7 +39,9 @@ def command(
     """
     config = build(EngineConfig, options)
     params = build(SamplingParams, options)
-    template = None if chat_template is None else _read(chat_template)
+    from girih.checkpoint.chat_template import read_template
+
+    template = None if chat_template is None else read_template(chat_template)
     start = [{"role": "system", "content": system}] if system else []
 
     from girih.engine.llm import LLM
@@ -63,13 +65,6 @@ def command(
                 messages.pop()
             else:
                 messages.append({"role": "assistant", "content": answer})
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise GirihError(f"cannot read {path}: {error}") from error
 
 
 def check_template(directory: Path, chat_template: str | None) -> None:

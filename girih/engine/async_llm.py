@@ -271,24 +271,24 @@ class AsyncLLM:
         match message:
             case StepDone(updates, died, kv_events):
                 self._has_stepped = True
-                self._progress_s = time.monotonic()
+                began_s, self._progress_s = self._progress_s, time.monotonic()
                 if kv_events is not None and self.on_kv_events is not None:
                     self.on_kv_events(kv_events)
                 for update in updates:
-                    self._apply(update if died is None else _without_failures(update))
+                    self._apply(update if died is None else _without_failures(update), began_s)
             case Refused(request_id, error):
                 if request_id in self._live:
                     self._fail(self._live[request_id][0], error, refused=True)
 
-    def _apply(self, update: StepUpdate) -> None:
+    def _apply(self, update: StepUpdate, began_s: float) -> None:
         self._drop(self._outputs.process(update))
         now_s = time.monotonic()
         for core_id in update.request_ids:
             if (found := self._live.get(core_id)) is not None:
-                found[0].note(found[1], now_s, self._timings)
+                found[0].note(found[1], began_s, now_s, self._timings)
         for core_id in update.details:
             if (found := self._live.get(core_id)) is not None:
-                found[0].note(found[1], now_s, None)
+                found[0].note(found[1], began_s, now_s, None)
         for core_id in {*update.request_ids, *update.details}:
             self._leave_if_ended(core_id, now_s)
 
@@ -315,6 +315,7 @@ class AsyncLLM:
             may_run = live.may_run_again(MAX_FRUITLESS_RUNS, engine_has_stepped=self._has_stepped)
             if live.is_shown or not may_run:
                 self._fail(live, reason)
+        logger.warning("another engine is started")
         client = CoreClient(self.config)
         self._ready = await client.start()
         self._client = client

@@ -66,15 +66,16 @@ class LiveRequest:
         self._first_token_s: float | None = None
         self._last_token_s: list[float | None] = [None] * len(core_ids)
 
-    def note(self, index: int, now_s: float, timings: Timings | None) -> None:
+    def note(self, index: int, began_s: float, now_s: float, timings: Timings | None) -> None:
         """Take note of news.
 
         Args:
             index: of the completion that they are of.
-            now_s: of `time.monotonic`.
+            began_s: when the step that brought them began; of `time.monotonic`.
+            now_s: the time now.
             timings: takes note too, if there is a token.
         """
-        self._admitted_s = self._admitted_s or now_s
+        self._admitted_s = self._admitted_s or max(began_s, self.arrived_s)
         if timings is not None:
             last_s = self._last_token_s[index]
             timings.add_token(now_s - (last_s or self.arrived_s), is_first=last_s is None)

@@ -132,7 +132,8 @@ class Gate:
             if (user := scope.get("girih.user")) is not None:
                 extra["user"] = user
             # the path as it was sent: decoded, it may hold what looks like other lines
-            logger.info("%s %s %d", scope["method"], scope["raw_path"].decode("latin-1"), status, extra=extra)
+            level = logging.DEBUG if _is_watching(scope["path"]) and status < 400 else logging.INFO
+            logger.log(level, "%s %s", scope["method"], scope["raw_path"].decode("latin-1"), extra=extra)
 
     def _check_key(self, path: str, headers: Mapping[str, str]) -> str | None:
         """Return the digest of the request's key, None if it has none and needs none.
@@ -150,6 +151,11 @@ class Gate:
         # a browser then asks for a password, and sends it with everything that the page asks for
         challenge = 'Basic realm="Girih: any name, and an API key as password"' if is_dashboard else "Bearer"
         raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": challenge})
+
+
+def _is_watching(path: str) -> bool:
+    """Tell whether a path is asked for again and again by whoever only looks, which would bury requests in the log."""
+    return path == "/health" or path in DASHBOARD_PATHS or path.startswith(DASHBOARD_PREFIX)
 
 
 def _request_id(headers: Mapping[str, str]) -> str:

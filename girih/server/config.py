@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from girih.errors import ConfigError
 
@@ -17,6 +18,7 @@ class ServerConfig:
         host: address to listen on; 0.0.0.0 lets other machines in.
         port: to listen on; 0 takes a free one.
         served_model_name: names that requests may call the model by, the first is shown; else the MODEL given.
+        chat_template: a file with a Jinja chat template, instead of the model's own.
         api_key: a key that clients must send; can be given several times. Each key has a prefix cache of its own.
         public_dashboard: show the live page, metrics and KV events to everybody although there are API keys.
         restart_engine: when the engine's process dies, start another and compute again what was not shown to anybody.
@@ -37,6 +39,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_name: tuple[str, ...] = ()
+    chat_template: Path | None = None
     api_key: tuple[str, ...] = ()
     public_dashboard: bool = False
     restart_engine: bool = False

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from girih.checkpoint.chat_template import read_template
 from girih.config import EngineConfig
 from girih.engine.async_llm import AsyncLLM
 from girih.errors import ConfigError
@@ -56,6 +57,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, model_name: 
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config))  # before a model is loaded: a port that is taken is told at once
         engine = AsyncLLM(with_kv_events(engine_config, config), restart=config.restart_engine)
+        if config.chat_template is not None:
+            engine.tokenizer.chat_template = read_template(config.chat_template)
         names = config.served_model_name or (model_name,)
         _publish_kv_events(engine, config, stack)
         metrics, tracer = Metrics(engine, names[0]), _make_tracer(config, names[0], stack)
@@ -216,6 +219,7 @@ class Server(uvicorn.Server):
         """Answer what still runs with an error, and end."""
         if not self.force_exit and self._engine.num_unfinished:
             self._exit_code = self._exit_code or EXIT_ABORTED
+            logger.warning("%d sequences are ended, as they did not finish in time", self._engine.num_unfinished)
         self._engine.fail_all("the server ends")
         self._cut_off_after(1.0)
 

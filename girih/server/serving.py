@@ -13,6 +13,7 @@ from fastapi import Request
 
 from girih.engine.async_llm import AsyncLLM
 from girih.engine.input_processing import TokenizedPrompt, check_grammar, tokenize
+from girih.errors import RequestError
 from girih.request import SamplingParams, output_room
 from girih.server.access import Caller, caller_of, note_user
 from girih.server.config import ServerConfig
@@ -115,12 +116,14 @@ class Serving:
             max_tokens: of output; None takes what there is room for.
 
         Raises:
-            RequestError: there is no room for one token.
-            ApiError: there is not room for so many.
+            ApiError: there is not room for so many, or not for one.
         """
         longest = self.engine.max_model_len
         for prompt in prompts:
-            room = output_room(len(prompt.token_ids), longest)
+            try:
+                room = output_room(len(prompt.token_ids), longest)
+            except RequestError as error:
+                raise ApiError(400, str(error), param="prompt", code="context_length_exceeded") from None
             if max_tokens is not None and max_tokens > room:
                 raise ApiError(
                     400,

@@ -43,16 +43,21 @@ def tool_use(body: ChatBody, tokenizer: Tokenizer) -> ToolUse:
     Raises:
         ApiError: the model cannot call tools, or not these.
     """
+    if not tokenizer.uses_tools and any(message.tool_calls or message.role == "tool" for message in body.messages):
+        raise ApiError(
+            400, "this model's chat template knows no tools: it would leave their calls out", param="messages"
+        )
     choice = body.tool_choice or ("auto" if body.tools else "none")
     if not body.tools:
         if choice != "none":
             raise ApiError(400, "tool_choice is only for tools; give some", param="tool_choice")
         return ToolUse()
-    parser = tool_parsers.find(tokenizer.chat_template or "") if tokenizer.uses_tools else None
+    if not tokenizer.uses_tools:
+        known = "this model's chat template knows no tools; leave them out, or give --chat-template"
+        raise ApiError(400, known, param="tools")
+    parser = tool_parsers.find(tokenizer.chat_template or "")
     if parser is None:
-        raise ApiError(
-            400, "this model's chat template knows no tools, or writes calls in an unknown way", param="tools"
-        )
+        raise ApiError(400, "Girih cannot read the calls of tools that this model writes", param="tools")
     shown = [tool.model_dump(exclude_unset=True) for tool in body.tools]
     if choice == "none":
         return ToolUse(shown)

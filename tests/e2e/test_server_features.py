@@ -226,3 +226,26 @@ def test_a_prompt_that_becomes_cached_is_published(client, events_endpoint):
     finally:
         context.destroy(linger=0)
     assert all(event["block_size"] == 16 for event in stored)
+
+
+def test_a_model_without_tools_is_told_so_and_one_without_a_template_can_be_given_one(tmp_path):
+    model = tiny_llama(tmp_path, chat_template=None, max_position_embeddings=2048)
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}")
+    call = {"id": "call_1", "type": "function", "function": {"name": "time", "arguments": "{}"}}
+    spoken = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "noon"}]
+    options = ("--chat-template", str(template), "--served-model-name", "tiny")
+    with (
+        ServerProcess(model, *options, folder=tmp_path) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        assert chat(client, max_tokens=3).usage.completion_tokens > 0
+        with pytest.raises(openai.BadRequestError, match="knows no tools"):
+            chat(client, tools=[TIME])
+        with pytest.raises(openai.BadRequestError, match="would leave their calls out"):
+            client.chat.completions.create(model="tiny", messages=spoken, max_tokens=3)
+        with pytest.raises(openai.BadRequestError, match="needs content"):
+            client.chat.completions.create(model="tiny", messages=[{"role": "user"}], max_tokens=3)
+        with pytest.raises(openai.BadRequestError) as too_long:
+            client.completions.create(model="tiny", prompt=[5] * 3000, max_tokens=3)
+        assert too_long.value.code == "context_length_exceeded"

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.xdist_group("server-soak")
 NUM_CLIENTS = 64
 
 EXACT = ("--quantization", "int8")
-"""With int8 weights a row's sums are exact in any company. In float32 a few rows and many are rounded in other orders, so
+"""With int8 weights a row's sums are exact in any company. In float32 few rows and many are rounded in other orders, so
 that of a thousand sampled answers some go another way than alone."""
 CHAT = "/v1/chat/completions"
 

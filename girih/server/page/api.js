@@ -22,7 +22,8 @@ export async function ask(path, { body, signal } = {}) {
     headers["Content-Type"] = "application/json";
     Object.assign(options, { method: "POST", body: JSON.stringify(body) });
   }
-  const response = await fetch(path, options).catch((error) => {
+  // a page whose address has a password in it may not ask for relative paths
+  const response = await fetch(new URL(path, location.origin), options).catch((error) => {
     throw signal?.aborted ? error : new Refusal(0, "the server does not answer");
   });
   if (!response.ok) throw new Refusal(response.status, await reasonOf(response));

@@ -18,7 +18,8 @@ async def health(serving: Annotated[Serving, Depends(Serving.of)]) -> dict[str, 
     """Answer 200 while requests can be served: the engine is up, and steps end while there is work."""
     engine = serving.engine
     if not engine.is_up:
-        raise ApiError(503, "there is no engine now", code="engine_unavailable", headers={"Retry-After": "5"})
+        comes = "; another one is started" if serving.config.restart_engine else ""
+        raise ApiError(503, f"there is no engine now{comes}", code="engine_unavailable", headers={"Retry-After": "5"})
     serving.check_moving()
     return {"status": "ok"}
 

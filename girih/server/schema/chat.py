@@ -51,8 +51,10 @@ class Message(Body):
         """Return the message as chat templates expect it.
 
         Raises:
-            ApiError: the arguments of a tool call are no JSON object.
+            ApiError: there is no content, or the arguments of a tool call are no JSON object.
         """
+        if self.content is None and self.role != "assistant":
+            raise ApiError(400, f"a message of role {self.role!r} needs content", param="messages")
         parts = self.content if isinstance(self.content, list) else None
         content = self.content if parts is None else "".join(part.text for part in parts)
         # templates were written before "developer" was

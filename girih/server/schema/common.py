@@ -71,7 +71,7 @@ class JsonSchema(Body):
 
     name: Text = ""
     description: Text = ""
-    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    schema_: dict[str, Any] = Field(alias="schema")
     strict: Flag = True
 
 
