@@ -333,6 +333,6 @@ def test_tokens_and_back(server):
 def test_the_users_name_is_in_the_log_and_cannot_forge_lines(client, server):
     client.completions.create(model="tiny", prompt="x", max_tokens=1, user="eve\n2026-01-01 forged")
     httpx.get(f"{server.url}/nowhere%0A2026-01-01%20forged")
-    for line in ("user='eve\\n2026-01-01 forged'", "/nowhere%0A2026-01-01%20forged 404"):
+    for line in ("user='eve\\n2026-01-01 forged'", "/nowhere%0A2026-01-01%20forged request_id="):
         poll(lambda line=line: line in server.log, what=line)  # written after the answer
     assert not any(line.startswith("2026-01-01") for line in server.log.splitlines())
